@@ -1,0 +1,254 @@
+//! The trait every backend implements, and the backends.
+//!
+//! Read this file first. A decoder runs a step through its layers; at each layer attention hands the
+//! cache the new rows and gets back every row it may read. What a backend keeps between steps is its
+//! own affair: all rows ([`FullKv`]), the newest ([`Window`]), or the newest and enough to rebuild
+//! the rest ([`ResidualCheckpoint`]).
+
+mod error;
+mod forward;
+mod full_kv;
+mod layered;
+mod progress;
+mod replay;
+mod residual;
+mod rows;
+mod shape;
+mod span;
+mod step;
+mod window;
+
+use std::fmt;
+
+pub use self::{
+    error::CacheError,
+    full_kv::FullKv,
+    replay::Replay,
+    residual::{Floor, ResidualCheckpoint, ResidualConfig},
+    shape::ModelShape,
+    span::{Kept, KeysValues, Projection, Span},
+    step::{Step, TokenIds},
+    window::Window,
+};
+use crate::memory::MemoryReport;
+use burn::tensor::Tensor;
+
+/// Decides which past keys and values attention may read.
+///
+/// # Callers promise
+/// * A step is [`begin`](Self::begin), then for every layer in order one
+///   [`keys_values`](Self::keys_values) and, where [`wants`](Self::wants) asked for something, one
+///   [`observe`](Self::observe), then [`commit`](Self::commit).
+/// * Steps follow one another without gap or overlap, each row from position 0 on. The number of
+///   batch rows does not change until [`clear`](Self::clear).
+/// * Keys come after QK-norm and rotation at their own positions; residuals are what the norm of the
+///   block reads.
+/// * The [`KeysValues`] of a call is dropped before the next one.
+///
+/// # Implementors promise
+/// * The rows just given are in the answer, with everything else the backend shows.
+/// * Positions say what a row is, never where it is stored. They are original positions unless the
+///   backend says that it re-indexes.
+/// * Rows are dropped after a step's attention, never before; the budget holds once the step is
+///   committed.
+/// * All validation is in `begin` and `truncate`: a call refused there leaves the cache as it was.
+///   A step that fails after `begin` makes every later call [`Poisoned`](CacheError::Poisoned) until
+///   `clear`.
+/// * Pads are never kept and never counted; a batch row never depends on its neighbours.
+/// * [`memory`](Self::memory) counts every byte held that grows with the context.
+///
+/// # Shapes
+/// New keys and values `[batch, kv_heads, tokens, head_dim]`, residuals `[batch, tokens, hidden]`;
+/// the answer as [`KeysValues`] says. Batch rows are left-aligned and may differ in length.
+///
+/// # Errors
+/// [`CacheError`], each variant naming both sides. A backend of another crate puts its own errors
+/// into [`CacheError::Backend`].
+///
+/// # Cost
+/// Each backend's own page says what it keeps and what a step costs. None copies what it holds to
+/// append a token, unless it rebuilds rows.
+///
+/// # Writing your own
+/// A backend that shows each token to itself alone, which is the shortest one that keeps the
+/// promises (a real one stores rows between steps):
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use kv_direct::cache::{
+///     CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Span, Step,
+/// };
+/// use kv_direct::{exact::PIECE, memory::MemoryReport, positions::Positions};
+///
+/// #[derive(Debug, Clone, Default)]
+/// struct Forgetful { lengths: Vec<usize>, adding: Vec<usize> }
+///
+/// impl CacheBackend for Forgetful {
+///     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+///         if !self.adding.is_empty() {
+///             return Err(CacheError::Poisoned);
+///         }
+///         let rows = if self.lengths.is_empty() { step.starts().len() } else { self.lengths.len() };
+///         if step.starts().len() != rows {
+///             return Err(CacheError::Rows { expected: rows, found: step.starts().len() });
+///         }
+///         for (row, &found) in step.starts().iter().enumerate() {
+///             if found != self.position(row) {
+///                 return Err(CacheError::Gap { row, expected: self.position(row), found });
+///             }
+///         }
+///         self.adding = step.tokens().lengths();
+///         Ok(())
+///     }
+///     fn keys_values(&mut self, _: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+///         let [batch, heads, tokens, width] = span.projection.keys.dims();
+///         let slots = tokens.next_multiple_of(PIECE);
+///         let padded = |rows: Tensor<4>| {
+///             Tensor::zeros([batch, heads, slots, width], &rows.device())
+///                 .slice_assign([0..batch, 0..heads, 0..tokens, 0..width], rows)
+///         };
+///         let at: Vec<Vec<usize>> = (0..batch)
+///             .map(|row| {
+///                 let mut slots_of_row = span.positions.slots(row, 0).to_vec();
+///                 slots_of_row.resize(slots, Positions::EMPTY);
+///                 slots_of_row
+///             })
+///             .collect();
+///         let keys = padded(span.projection.keys.clone()).swap_dims(2, 3);
+///         KeysValues::new(keys, padded(span.projection.values.clone()), Positions::from_rows(&at))
+///     }
+///     fn commit(&mut self) -> Result<(), CacheError> {
+///         self.lengths.resize(self.adding.len(), 0);
+///         for (length, more) in self.lengths.iter_mut().zip(self.adding.drain(..)) {
+///             *length += more;
+///         }
+///         Ok(())
+///     }
+///     fn position(&self, row: usize) -> usize { self.lengths.get(row).copied().unwrap_or(0) }
+///     fn kept(&self, _: LayerIndex) -> Kept { Kept::shared(vec![vec![]; self.lengths.len()]) }
+///     fn memory(&self) -> MemoryReport { MemoryReport::default() }
+///     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+///         let longest = self.lengths.iter().copied().max().unwrap_or(0);
+///         if to > longest {
+///             return Err(CacheError::TruncateBeyond { to, longest });
+///         }
+///         self.lengths.iter_mut().for_each(|length| *length = to.min(*length));
+///         Ok(())
+///     }
+///     fn clear(&mut self) { *self = Self::default(); }
+///     fn fork(&self) -> Box<dyn CacheBackend> { Box::new(self.clone()) }
+/// }
+///
+/// let mut cache = Forgetful::default();
+/// cache.begin(&Step::new(vec![vec![1, 2, 3]].into(), &[0])?)?;
+/// # Ok::<(), CacheError>(())
+/// ```
+pub trait CacheBackend: fmt::Debug + Send {
+    /// Announces a step. Everything that can be refused is refused here.
+    ///
+    /// # Errors
+    /// [`Gap`](CacheError::Gap), [`Rows`](CacheError::Rows), [`Poisoned`](CacheError::Poisoned).
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError>;
+
+    /// Takes in the rows of `span` at `layer` and answers every row attention may read there.
+    ///
+    /// # Errors
+    /// [`LayerOrder`](CacheError::LayerOrder), [`SpanPositions`](CacheError::SpanPositions),
+    /// [`Shape`](CacheError::Shape), and whatever a replay runs into. The step has then failed.
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError>;
+
+    /// What attention must hand back for this layer and step. By default nothing, which costs
+    /// nothing.
+    fn wants(&self, layer: LayerIndex, step: &Step) -> Observation {
+        let _ = (layer, step);
+        Observation::Nothing
+    }
+
+    /// Called once per layer after its attention, with what [`wants`](Self::wants) asked for. Not
+    /// called where that was nothing.
+    ///
+    /// # Errors
+    /// The backend's own. The step has then failed.
+    fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
+        let _ = (layer, seen);
+        Ok(())
+    }
+
+    /// Ends the step: it is over in all layers, and what the budget does not cover is dropped.
+    ///
+    /// # Errors
+    /// [`Uncommittable`](CacheError::Uncommittable) if a layer had no turn.
+    fn commit(&mut self) -> Result<(), CacheError>;
+
+    /// Tokens taken in by a batch row; 0 for a row that does not exist. Never the number of rows
+    /// kept.
+    fn position(&self, row: usize) -> usize;
+
+    /// The positions a next query could read at `layer`, by batch row; no rows where there is no
+    /// such layer.
+    fn kept(&self, layer: LayerIndex) -> Kept;
+
+    /// Bytes held, by part.
+    fn memory(&self) -> MemoryReport;
+
+    /// Forgets the tokens from position `to` on in every row that has them, in all layers or none.
+    /// 0 is as good as [`clear`](Self::clear).
+    ///
+    /// # Errors
+    /// [`TruncateBeyond`](CacheError::TruncateBeyond) if no row is that long,
+    /// [`Irreversible`](CacheError::Irreversible) where rows needed at `to` were dropped.
+    fn truncate(&mut self, to: usize) -> Result<(), CacheError>;
+
+    /// Makes the cache as new, whatever happened to it.
+    fn clear(&mut self);
+
+    /// An independent cache with the same content. Storage is shared until one of the two writes.
+    fn fork(&self) -> Box<dyn CacheBackend>;
+}
+
+/// A layer, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerIndex(usize);
+
+impl LayerIndex {
+    /// The layer with this number.
+    #[must_use]
+    pub const fn new(index: usize) -> Self {
+        Self(index)
+    }
+
+    /// The layer's number.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// What a backend wants to see of a layer's attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Observation {
+    /// Nothing.
+    Nothing,
+    /// For every query head the probability each slot got, added up over the step's queries.
+    ColumnSums,
+}
+
+/// What attention hands back: one row for every query head over the slots it read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Observed {
+    /// `[batch, heads, slots]` in f32, slots as in the answer of
+    /// [`keys_values`](CacheBackend::keys_values).
+    pub column_sums: Tensor<3>,
+}
+
+impl Observed {
+    /// Column sums, `[batch, heads, slots]`.
+    #[must_use]
+    pub const fn column_sums(column_sums: Tensor<3>) -> Self {
+        Self { column_sums }
+    }
+}
+
+fn _object_safe(_: &dyn CacheBackend) {}

@@ -1,0 +1,124 @@
+//! What a cache refuses, and why.
+
+use std::error::Error;
+
+use crate::exact::conformance::Conformance;
+
+/// Why a cache refused a call. A refused call changed nothing, unless the variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// No row of a step brings a token.
+    #[error("the step has no tokens in any of its {rows} rows")]
+    EmptyStep {
+        /// Batch rows of the step.
+        rows: usize,
+    },
+    /// A step leaves a gap, or takes tokens in twice.
+    #[error("row {row} of the step starts at position {found}, but the cache expects {expected}")]
+    Gap {
+        /// The batch row.
+        row: usize,
+        /// Tokens taken in so far.
+        expected: usize,
+        /// Where the step starts.
+        found: usize,
+    },
+    /// The number of batch rows is fixed by the first step.
+    #[error("the step has {found} batch rows, but the cache holds {expected}")]
+    Rows {
+        /// Rows of the cache, or of the other part of the step.
+        expected: usize,
+        /// Rows of the step.
+        found: usize,
+    },
+    /// An earlier step began and was not committed: its rows are in some layers only.
+    #[error("an earlier step failed midway; clear the cache to go on")]
+    Poisoned,
+    /// A layer was called without a step, twice in one step, or out of order.
+    #[error("layer {found} was called, but {}", expected.map_or("no layer is due".into(), |l| format!("layer {l} is due")))]
+    LayerOrder {
+        /// The layer that is due, if any.
+        expected: Option<usize>,
+        /// The layer that was called.
+        found: usize,
+    },
+    /// `commit` came before every layer had its turn, or without a step.
+    #[error("commit after {called} of {layers} layers")]
+    Uncommittable {
+        /// Layers called since the step began.
+        called: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// There is no such layer.
+    #[error("layer {found} of a model of {layers} layers")]
+    Layer {
+        /// The layer asked for.
+        found: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A tensor does not have the shape that was promised.
+    #[error("{what} have shape {found:?}, expected {expected:?}")]
+    Shape {
+        /// Which tensor.
+        what: &'static str,
+        /// The shape the model promises.
+        expected: Vec<usize>,
+        /// The shape that came.
+        found: Vec<usize>,
+    },
+    /// The positions of a span are not those the step announced.
+    #[error("the span's positions are not those of the step")]
+    SpanPositions,
+    /// Truncation beyond the last token.
+    #[error("cannot truncate to {to}: the longest row has {longest} tokens")]
+    TruncateBeyond {
+        /// The length asked for.
+        to: usize,
+        /// Tokens of the longest row.
+        longest: usize,
+    },
+    /// Truncation to a point whose rows were dropped.
+    #[error("cannot truncate row {row} to {to}: the oldest point that can be reached is {oldest}")]
+    Irreversible {
+        /// The batch row.
+        row: usize,
+        /// The length asked for.
+        to: usize,
+        /// The shortest length, apart from 0, that can be reached.
+        oldest: usize,
+    },
+    /// A budget too small to hold anything.
+    #[error("a budget of {found} rows is too small: the smallest that works is {smallest}")]
+    Budget {
+        /// The budget asked for.
+        found: usize,
+        /// The smallest that works.
+        smallest: usize,
+    },
+    /// One residual per layer would hold more than the keys and values it replaces.
+    #[error(
+        "one residual per layer holds {residuals} bytes a token, the keys and values it replaces \
+         {keys_values}: nothing is saved"
+    )]
+    Larger {
+        /// Bytes of one token's residuals in all layers.
+        residuals: usize,
+        /// Bytes of one token's keys and values in all layers.
+        keys_values: usize,
+    },
+    /// The device's kernels do not keep bits under the scheme, so nothing can be rebuilt exactly.
+    #[error("rebuilt rows would not be exact on this device: {0}")]
+    NotExact(Box<Conformance>),
+    /// A conformance report that was measured for something else.
+    #[error("the conformance report was measured for other shapes, device or dtype")]
+    Conformance,
+    /// The decoder has no embedding, so token ids cannot be replayed.
+    #[error("the decoder has no embedding to replay token ids from")]
+    NoEmbedding,
+    /// Whatever a backend of another crate, or a decoder's replay, has to say.
+    #[error("the backend failed")]
+    Backend(#[source] Box<dyn Error + Send + Sync>),
+}

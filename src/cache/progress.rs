@@ -1,0 +1,152 @@
+//! Where a cache stands: tokens taken in, and how far the current step has come. Every backend
+//! keeps one, so that all refuse the same things in the same words.
+
+use crate::cache::{CacheError, LayerIndex, ModelShape, Span, Step};
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Progress {
+    /// Tokens taken in, by batch row; empty before the first step.
+    lengths: Vec<usize>,
+    /// The step that has begun and is not committed, with the number of layers that had their turn.
+    open: Option<(Step, usize)>,
+}
+
+impl Progress {
+    /// Opens a step, or says why not.
+    pub(crate) fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.settled()?;
+        if !self.lengths.is_empty() && self.lengths.len() != step.starts().len() {
+            return Err(CacheError::Rows {
+                expected: self.lengths.len(),
+                found: step.starts().len(),
+            });
+        }
+        for (row, &found) in step.starts().iter().enumerate() {
+            let expected = self.length(row);
+            if found != expected {
+                return Err(CacheError::Gap {
+                    row,
+                    expected,
+                    found,
+                });
+            }
+        }
+        self.lengths.resize(step.starts().len(), 0);
+        self.open = Some((step.clone(), 0));
+        Ok(())
+    }
+
+    /// Lets the layer that is due take its turn, after checking the span against step and model.
+    pub(crate) fn layer(
+        &mut self,
+        layer: LayerIndex,
+        span: &Span<'_>,
+        shape: &ModelShape,
+    ) -> Result<(), CacheError> {
+        let due = self
+            .open
+            .as_ref()
+            .map(|(_, called)| *called)
+            .filter(|&due| due < shape.layers());
+        if due != Some(layer.index()) {
+            return Err(CacheError::LayerOrder {
+                expected: due,
+                found: layer.index(),
+            });
+        }
+        let (step, called) = self
+            .open
+            .as_mut()
+            .expect("a layer is due only within a step");
+        if span.positions != step.positions() {
+            return Err(CacheError::SpanPositions);
+        }
+        let [batch, tokens] = [step.positions().rows(), step.positions().width()];
+        let rows = [
+            batch,
+            shape.kernels.kv_heads,
+            tokens,
+            shape.kernels.head_dim,
+        ];
+        let residual = [batch, tokens, shape.hidden];
+        check("keys", &rows, &span.projection.keys.dims())?;
+        check("values", &rows, &span.projection.values.dims())?;
+        check("residuals", &residual, &span.residual.dims())?;
+        *called += 1;
+        Ok(())
+    }
+
+    /// Closes the step: its tokens count from now on.
+    pub(crate) fn commit(&mut self, shape: &ModelShape) -> Result<(), CacheError> {
+        let layers = shape.layers();
+        match self.open.take() {
+            Some((step, called)) if called == layers => {
+                for (length, more) in self.lengths.iter_mut().zip(step.tokens().lengths()) {
+                    *length += more;
+                }
+                Ok(())
+            }
+            open => {
+                let called = open.as_ref().map_or(0, |(_, called)| *called);
+                self.open = open;
+                Err(CacheError::Uncommittable { called, layers })
+            }
+        }
+    }
+
+    /// Refuses while a step is open: begun and not committed, it failed midway.
+    pub(crate) const fn settled(&self) -> Result<(), CacheError> {
+        if self.open.is_some() {
+            Err(CacheError::Poisoned)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks that a truncation makes sense; [`truncate`](Self::truncate) then carries it out.
+    pub(crate) fn can_truncate(&self, to: usize) -> Result<(), CacheError> {
+        self.settled()?;
+        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+        if to > longest {
+            Err(CacheError::TruncateBeyond { to, longest })
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn truncate(&mut self, to: usize) {
+        for length in &mut self.lengths {
+            *length = to.min(*length);
+        }
+    }
+
+    /// Tokens taken in, by batch row.
+    pub(crate) fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    pub(crate) fn length(&self, row: usize) -> usize {
+        self.lengths.get(row).copied().unwrap_or(0)
+    }
+
+    /// Tokens by row once the open step is committed.
+    pub(crate) fn lengths_after(&self) -> Vec<usize> {
+        let more = self.open.as_ref().map(|(step, _)| step.tokens().lengths());
+        self.lengths
+            .iter()
+            .enumerate()
+            .map(|(row, length)| length + more.as_ref().map_or(0, |m| m[row]))
+            .collect()
+    }
+}
+
+fn check(what: &'static str, expected: &[usize], found: &[usize]) -> Result<(), CacheError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(CacheError::Shape {
+        what,
+        expected: expected.to_vec(),
+        found: found.to_vec(),
+    })
+}

@@ -1,0 +1,342 @@
+//! `ResidualCheckpoint`: a window of exact rows, and everything older rebuilt from what determines
+//! it (KV-Direct, arXiv 2603.19664, Algorithm 1, corrected: the paper stores one residual a token
+//! but needs one per layer; here the token id is enough, or a residual per layer is kept).
+
+mod prefix;
+
+use burn::tensor::Device;
+
+use self::prefix::{CHUNK, Prefix, Residuals, projection_bytes};
+use crate::{
+    cache::{
+        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, TokenIds,
+        progress::Progress, rows::Rows,
+    },
+    exact::{PIECE, conformance::Conformance},
+    memory::MemoryReport,
+};
+
+/// What is kept of a token whose keys and values were dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Floor {
+    /// Its id, 4 bytes: every step replays the old tokens through all blocks, one layer at a time.
+    #[default]
+    Tokens,
+    /// The residual entering every layer: a step only projects. Saves memory where
+    /// `hidden < 2 · kv_heads · head_dim`, and nowhere else.
+    Residuals,
+}
+
+/// How a [`ResidualCheckpoint`] is built.
+///
+/// ```
+/// use kv_direct::cache::{Floor, ResidualConfig};
+///
+/// let config = ResidualConfig::new(128).with_floor(Floor::Residuals);
+/// ```
+#[derive(Debug, Clone)]
+pub struct ResidualConfig {
+    hot: usize,
+    floor: Floor,
+    even_if_larger: bool,
+    conformance: Option<Conformance>,
+}
+
+impl ResidualConfig {
+    /// `hot` exact rows in every layer (0 rebuilds everything at every step), token ids below.
+    #[must_use]
+    pub const fn new(hot: usize) -> Self {
+        Self {
+            hot,
+            floor: Floor::Tokens,
+            even_if_larger: false,
+            conformance: None,
+        }
+    }
+
+    /// What is kept of older tokens.
+    #[must_use]
+    pub const fn with_floor(mut self, floor: Floor) -> Self {
+        self.floor = floor;
+        self
+    }
+
+    /// Accepts a floor that holds more bytes than the keys and values it replaces.
+    #[must_use]
+    pub const fn even_if_larger(mut self) -> Self {
+        self.even_if_larger = true;
+        self
+    }
+
+    /// Takes the word of a probe that was made before, instead of making one.
+    #[must_use]
+    pub fn with_conformance(mut self, conformance: Conformance) -> Self {
+        self.conformance = Some(conformance);
+        self
+    }
+}
+
+/// Keeps the newest rows of every layer and rebuilds all older ones at every step: the bits of
+/// [`FullKv`](crate::cache::FullKv) from a fraction of its memory.
+///
+/// What is dropped is always a prefix, so what is left determines it: at each layer the old rows'
+/// residual is projected to keys and values, attention reads them in front of the exact rows, and
+/// the block carries the residual to the next layer. One layer's old rows live at a time. Bits repeat
+/// because every row goes through the routines of [`exact`](crate::exact); the constructor measures
+/// that they do and refuses where they do not.
+///
+/// # Cost
+/// For `T` tokens, `E = T - hot` of them old, in bytes of element `b`:
+/// * between steps with [`Floor::Tokens`] `hot · 2 · kv · L · b + 4 · T`; with [`Floor::Residuals`]
+///   `hot · 2 · kv · L · b + T · d · L · b` (a row's residual is kept from the moment it comes in: it
+///   cannot be had later). `hot` rows are reserved at once when the budget is first reached.
+/// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 64 queries.
+/// * a step replays the `E` old rows: a prefill of them with `Tokens`, one norm and one projection per
+///   layer with `Residuals`. While `T <= hot` it costs what `FullKv` costs, save that buffers that
+///   are no whole pieces of 512 rows are copied into padded ones.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use kv_direct::cache::{CacheBackend, CacheError, Floor, ModelShape, ResidualCheckpoint, ResidualConfig};
+/// use kv_direct::exact::conformance::KernelShapes;
+///
+/// let device = Device::flex();
+/// // Four query heads share two KV heads: a residual (64) is as wide as keys and values (2 · 32).
+/// let shape = ModelShape::new(3, 64, DType::F32, KernelShapes::new(4, 2, 16));
+/// let cache = ResidualCheckpoint::new(&shape, &device, ResidualConfig::new(32))?;
+/// assert_eq!(cache.position(0), 0);
+/// let residuals = ResidualConfig::new(32).with_floor(Floor::Residuals);
+/// assert!(matches!(
+///     ResidualCheckpoint::new(&shape, &device, residuals),
+///     Err(CacheError::Larger { residuals: 768, keys_values: 768 })
+/// ));
+/// # Ok::<(), CacheError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ResidualCheckpoint {
+    shape: ModelShape,
+    hot: usize,
+    floor: Floor,
+    progress: Progress,
+    /// Exact rows of every layer: the newest of every batch row.
+    layers: Vec<Rows>,
+    /// Ids of all tokens, those of the open step last; kept for [`Floor::Tokens`] only.
+    tokens: TokenIds,
+    /// Residuals of all tokens by layer; kept for [`Floor::Residuals`] only.
+    residuals: Vec<Residuals>,
+    /// Rows the open step has to rebuild, by batch row.
+    old: Vec<usize>,
+    /// Old rows on their way through the layers, in an open step with [`Floor::Tokens`].
+    replaying: Prefix,
+    scratch_peak: usize,
+}
+
+impl ResidualCheckpoint {
+    /// An empty cache for a model of this shape on `device`, after measuring that rebuilt rows are
+    /// exact there ([`Conformance::probe`]; share its report between caches by
+    /// [`ResidualConfig::with_conformance`]).
+    ///
+    /// # Errors
+    /// [`NotExact`](CacheError::NotExact) where the probe fails,
+    /// [`Conformance`](CacheError::Conformance) if the report handed over is about something else,
+    /// [`Larger`](CacheError::Larger) where residuals would save nothing.
+    pub fn new(
+        shape: &ModelShape,
+        device: &Device,
+        config: ResidualConfig,
+    ) -> Result<Self, CacheError> {
+        let (residuals, keys_values) = (shape.residuals_per_token(), shape.keys_values_per_token());
+        if config.floor == Floor::Residuals && residuals >= keys_values && !config.even_if_larger {
+            return Err(CacheError::Larger {
+                residuals,
+                keys_values,
+            });
+        }
+        let conformance = config
+            .conformance
+            .unwrap_or_else(|| Conformance::probe(&shape.kernels, device, shape.dtype));
+        if !conformance.covers(&shape.kernels, device, shape.dtype) {
+            return Err(CacheError::Conformance);
+        }
+        if !conformance.is_exact() {
+            return Err(CacheError::NotExact(Box::new(conformance)));
+        }
+        Ok(Self::empty(shape, config.hot, config.floor))
+    }
+
+    fn empty(shape: &ModelShape, hot: usize, floor: Floor) -> Self {
+        Self {
+            shape: shape.clone(),
+            hot,
+            floor,
+            progress: Progress::default(),
+            layers: vec![Rows::limited(hot); shape.layers()],
+            tokens: TokenIds::default(),
+            residuals: vec![Residuals::default(); shape.layers()],
+            old: Vec::new(),
+            replaying: Prefix::default(),
+            scratch_peak: 0,
+        }
+    }
+
+    /// All rows of `layer` for a step that needs old ones or drops some: rebuilt, exact, new. Then
+    /// the layer's store holds the newest rows, and the replay stands before the next layer.
+    fn rebuild(
+        &mut self,
+        layer: usize,
+        span: &Span<'_>,
+        after: &[usize],
+    ) -> Result<KeysValues, CacheError> {
+        let mut prefix = match self.floor {
+            Floor::Tokens if layer == 0 => Prefix::embed(&self.tokens, &self.old, span.replay)?,
+            Floor::Tokens => std::mem::take(&mut self.replaying),
+            Floor::Residuals => self.residuals[layer].prefix(&self.old),
+        };
+        let slots = after
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or(0)
+            .next_multiple_of(PIECE);
+        let mut all = Rows::with_slots(slots, span.projection);
+        prefix.project(&mut all, span.replay)?;
+        if let Some((rows, positions)) = self.layers[layer].ordered() {
+            all.append(&rows, &positions);
+        }
+        all.append(span.projection, span.positions);
+
+        let stays = |row: usize, position: usize| position + self.hot >= after[row];
+        self.layers[layer].retain(stays);
+        self.layers[layer].append(span.projection, &span.positions.filter(stays));
+
+        let batch = after.len();
+        let (used, free) = all.bytes();
+        let keys_values = all.read()?;
+        drop(all);
+        let mut temporaries = projection_bytes(batch, self.shape.kv_width(), self.shape.dtype);
+        let mut carried = 0;
+        if self.floor == Floor::Tokens {
+            carried = prefix.bytes();
+            if layer + 1 < self.shape.layers() {
+                temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
+                prefix.advance(&keys_values, span.replay)?;
+                self.replaying = prefix;
+            }
+        }
+        self.scratch_peak = self.scratch_peak.max(used + free + carried + temporaries);
+        Ok(keys_values)
+    }
+}
+
+impl CacheBackend for ResidualCheckpoint {
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.progress.begin(step)?;
+        self.scratch_peak = 0;
+        let held = |row| self.layers.first().map_or(0, |rows| rows.used(row));
+        self.old = self
+            .progress
+            .lengths()
+            .iter()
+            .enumerate()
+            .map(|(row, n)| n - held(row))
+            .collect();
+        if self.floor == Floor::Tokens {
+            self.tokens.extend(step.tokens());
+        }
+        Ok(())
+    }
+
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        self.progress.layer(layer, &span, &self.shape)?;
+        let layer = layer.index();
+        if self.floor == Floor::Residuals {
+            self.residuals[layer].append(span.residual, span.positions);
+        }
+        let after = self.progress.lengths_after();
+        if after.iter().any(|&length| length > self.hot) {
+            return self.rebuild(layer, &span, &after);
+        }
+        let rows = &mut self.layers[layer];
+        rows.append(span.projection, span.positions);
+        self.scratch_peak = self.scratch_peak.max(rows.padded());
+        rows.read()
+    }
+
+    fn commit(&mut self) -> Result<(), CacheError> {
+        self.progress.commit(&self.shape)?;
+        self.replaying = Prefix::default();
+        Ok(())
+    }
+
+    fn position(&self, row: usize) -> usize {
+        self.progress.length(row)
+    }
+
+    /// Every position, in every layer: what is not held is rebuilt.
+    fn kept(&self, layer: LayerIndex) -> Kept {
+        let lengths = if layer.index() < self.shape.layers() {
+            self.progress.lengths()
+        } else {
+            &[]
+        };
+        Kept::shared(
+            lengths
+                .iter()
+                .map(|&length| (0..length).collect())
+                .collect(),
+        )
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let mut report = MemoryReport {
+            scratch_peak: self.scratch_peak,
+            ..MemoryReport::default()
+        };
+        for rows in &self.layers {
+            let (used, reserved) = rows.bytes();
+            report.keys_values += used;
+            report.reserved += reserved;
+        }
+        let taken_in: usize = self.progress.lengths().iter().sum();
+        match self.floor {
+            Floor::Tokens => {
+                report.tokens = taken_in * size_of::<u32>();
+                report.reserved += self.tokens.bytes() - report.tokens;
+            }
+            Floor::Residuals => {
+                report.residuals = taken_in * self.shape.residuals_per_token();
+                report.reserved +=
+                    self.residuals.iter().map(Residuals::bytes).sum::<usize>() - report.residuals;
+            }
+        }
+        report
+    }
+
+    /// As [`CacheBackend::truncate`]; every length can be reached.
+    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+        self.progress.can_truncate(to)?;
+        if to == 0 {
+            self.clear();
+            return Ok(());
+        }
+        self.progress.truncate(to);
+        self.tokens.truncate(to);
+        for rows in &mut self.layers {
+            rows.retain(|_, position| position < to);
+            rows.scrub();
+        }
+        self.residuals
+            .iter_mut()
+            .for_each(|residuals| residuals.truncate(to));
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        *self = Self::empty(&self.shape, self.hot, self.floor);
+    }
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}

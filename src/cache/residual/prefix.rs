@@ -1,0 +1,142 @@
+//! The old rows of a step, in canonical chunks: what a replay carries from layer to layer.
+//!
+//! A chunk covers a fixed range of positions and always has the same shape, so a row is rebuilt by
+//! the same calls in every step.
+
+use burn::tensor::{DType, Tensor};
+
+use crate::{
+    cache::{CacheError, KeysValues, Replay, TokenIds, rows::Rows},
+    positions::Positions,
+};
+
+/// Positions a chunk covers.
+pub(super) const CHUNK: usize = 64;
+
+/// The rows that are rebuilt in a step: for each chunk its positions, pads beyond the last old row,
+/// and the residual stream entering the layer that is due.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Prefix(Vec<(Positions, Tensor<3>)>);
+
+impl Prefix {
+    /// The first `old[row]` tokens of every row as they enter the first layer.
+    pub(super) fn embed(
+        tokens: &TokenIds,
+        old: &[usize],
+        replay: &dyn Replay,
+    ) -> Result<Self, CacheError> {
+        chunks(old)
+            .map(|(from, positions)| {
+                let ids = tokens.range(from, from + CHUNK).padded(CHUNK, 0);
+                Ok((positions, replay.embed(&ids)?))
+            })
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Rebuilds keys and values of all chunks into `rows`.
+    pub(super) fn project(&self, rows: &mut Rows, replay: &dyn Replay) -> Result<(), CacheError> {
+        for (positions, residual) in &self.0 {
+            rows.append(&replay.project(residual.clone(), positions)?, positions);
+        }
+        Ok(())
+    }
+
+    /// Carries every chunk through the block, so that it enters the next layer.
+    pub(super) fn advance(
+        &mut self,
+        keys_values: &KeysValues,
+        replay: &dyn Replay,
+    ) -> Result<(), CacheError> {
+        for (positions, residual) in &mut self.0 {
+            *residual = replay.forward(residual.clone(), positions, keys_values)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(|(_, residual)| bytes(residual)).sum()
+    }
+}
+
+/// The residual rows of one layer, kept from the moment they came in, in the same chunks.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Residuals(Vec<Tensor<3>>);
+
+impl Residuals {
+    /// Stores every row of `residual` that has a position, in place.
+    pub(super) fn append(&mut self, residual: &Tensor<3>, positions: &Positions) {
+        let [batch, _, hidden] = residual.dims();
+        let together = positions.rows_agree();
+        for row in 0..if together { 1 } else { batch } {
+            let rows = if together { 0..batch } else { row..row + 1 };
+            let slots = positions.slots(row, 0);
+            let mut from = 0;
+            while let Some(&position) = slots
+                .get(from)
+                .filter(|&&position| position != Positions::EMPTY)
+            {
+                let (chunk, at) = (position / CHUNK, position % CHUNK);
+                let count = slots[from..]
+                    .iter()
+                    .take(CHUNK - at)
+                    .filter(|&&p| p != Positions::EMPTY)
+                    .count();
+                let options = (&residual.device(), residual.dtype());
+                while self.0.len() <= chunk {
+                    self.0.push(Tensor::zeros([batch, CHUNK, hidden], options));
+                }
+                let part = residual
+                    .clone()
+                    .slice_dim(0, rows.clone())
+                    .slice_dim(1, from..from + count);
+                let ranges = [rows.clone(), at..at + count, 0..hidden];
+                self.0[chunk].inplace(|stored| stored.slice_assign(ranges, part));
+                from += count;
+            }
+        }
+    }
+
+    /// The first `old[row]` rows.
+    pub(super) fn prefix(&self, old: &[usize]) -> Prefix {
+        Prefix(
+            chunks(old)
+                .map(|(from, positions)| (positions, self.0[from / CHUNK].clone()))
+                .collect(),
+        )
+    }
+
+    /// Lets go of the chunks that hold nothing below `to`.
+    pub(super) fn truncate(&mut self, to: usize) {
+        self.0.truncate(to.div_ceil(CHUNK));
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(bytes).sum()
+    }
+}
+
+/// Where each chunk of the first `old[row]` rows starts, and its positions.
+fn chunks(old: &[usize]) -> impl Iterator<Item = (usize, Positions)> {
+    let longest = old.iter().copied().max().unwrap_or(0);
+    (0..longest).step_by(CHUNK).map(|from| {
+        let row = |&old: &usize| -> Vec<usize> {
+            (from..from + CHUNK)
+                .map(|p| if p < old { p } else { Positions::EMPTY })
+                .collect()
+        };
+        (
+            from,
+            Positions::from_rows(&old.iter().map(row).collect::<Vec<_>>()),
+        )
+    })
+}
+
+/// Bytes of a chunk of keys and values while it is projected.
+pub(super) fn projection_bytes(batch: usize, kv_width: usize, dtype: DType) -> usize {
+    2 * batch * CHUNK * kv_width * dtype.size()
+}
+
+fn bytes(residual: &Tensor<3>) -> usize {
+    residual.dims().iter().product::<usize>() * residual.dtype().size()
+}

@@ -1,0 +1,269 @@
+//! The row-stable attention routine: the only one in the crate, for every backend.
+
+use std::{num::NonZeroUsize, ops::Range};
+
+use burn::tensor::{Tensor, TensorData};
+
+use super::PIECE;
+use crate::positions::{Positions, visible};
+
+/// What attention needs to know of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(clippy::exhaustive_structs, reason = "a parameter list with names")]
+pub struct Attend {
+    /// Factor on the scores, `1 / sqrt(head_dim)` in most models.
+    pub scale: f64,
+    /// How many keys a query sees, its own included; `None` for all.
+    pub window: Option<NonZeroUsize>,
+    /// `cap · tanh(score / cap)`, before the mask.
+    pub softcap: Option<f64>,
+}
+
+/// Softmax attention of `query` over the slots of `keys` and `values`, where a query's result
+/// depends on that query, on the rows it may see and on the slots these stand in alone.
+///
+/// Whether a query sees a slot is decided by [`visible`] over the two positions. A query at
+/// [`Positions::EMPTY`] is a pad: its result is finite and means nothing. A slot there is free: it
+/// is seen by no query, but what it stores must be finite.
+///
+/// # Shapes
+/// `query` `[batch, heads, tokens, head_dim]` after rotation, `keys`
+/// `[batch, kv_heads, head_dim, slots]`, `values` `[batch, kv_heads, slots, head_dim]`, `queries` as
+/// wide as `tokens`, `positions` as wide as `slots`, the answer `[batch, tokens, heads · head_dim]`.
+/// Query head `h` reads KV head `h / (heads / kv_heads)`; nothing is repeated in memory.
+///
+/// # Cost
+/// Scores are held for a block of at most 128 queries at a time ([`attention_scratch`] says how
+/// many bytes that is). Pieces that no query of a block can see are skipped, which changes no bit.
+///
+/// # Panics
+/// If the shapes do not fit one another, or `slots` is not a multiple of [`PIECE`].
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use kv_direct::{exact::{Attend, attention}, positions::Positions};
+///
+/// let device = Device::flex();
+/// let query = Tensor::<4>::zeros([1, 2, 1, 4], &device);
+/// let keys = Tensor::<4>::zeros([1, 1, 4, 512], &device);
+/// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
+/// let mut slots = vec![Positions::EMPTY; 512];
+/// slots[..3].copy_from_slice(&[0, 1, 2]);
+/// let attend = Attend { scale: 0.5, window: None, softcap: None };
+/// let out = attention(query, &keys, &values, &Positions::from_rows(&[[2]]), &Positions::from_rows(&[slots]), &attend);
+/// assert_eq!(out.into_data().as_slice::<f32>().unwrap(), [1.0; 8]);
+/// ```
+#[must_use]
+pub fn attention(
+    query: Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    queries: &Positions,
+    positions: &Positions,
+    attend: &Attend,
+) -> Tensor<3> {
+    run(
+        query,
+        keys,
+        values,
+        queries,
+        positions,
+        attend,
+        |_, _, _, _| {},
+    )
+}
+
+/// [`attention`], and for every query head the probabilities that all queries of the call gave to
+/// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
+///
+/// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
+#[must_use]
+pub fn with_column_sums(
+    query: Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    queries: &Positions,
+    positions: &Positions,
+    attend: &Attend,
+) -> (Tensor<3>, Tensor<3>) {
+    let [batch, kv_heads, _, slots] = keys.dims();
+    let heads = query.dims()[1];
+    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], &query.device());
+    let out = run(
+        query,
+        keys,
+        values,
+        queries,
+        positions,
+        attend,
+        |block, seen, weights, total| {
+            let tokens = block.len();
+            let real: Vec<f32> = (0..batch)
+                .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
+                .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
+                .collect();
+            let real = Tensor::<5>::from_data(
+                TensorData::new(real, [batch, 1, 1, tokens, 1]),
+                &sums.device(),
+            );
+            let [_, _, _, width] = weights.dims();
+            let probabilities =
+                (weights / total).reshape([batch, kv_heads, heads / kv_heads, tokens, width])
+                    * real;
+            let column = probabilities.sum_dim(3).squeeze_dim::<4>(3);
+            let ranges = [0..batch, 0..kv_heads, 0..heads / kv_heads, seen];
+            let before = sums.clone().slice(ranges.clone());
+            sums.inplace(|sums| sums.slice_assign(ranges, before + column));
+        },
+    );
+    (out, sums.reshape([batch, heads, slots]))
+}
+
+/// Bytes of temporaries that [`attention`] holds for the scores of its largest block.
+#[must_use]
+pub fn attention_scratch(
+    batch: usize,
+    heads: usize,
+    tokens: usize,
+    slots: usize,
+    element: usize,
+) -> usize {
+    let block = tokens.min(QUERY_BLOCK);
+    batch * block * slots * element * (heads + 1)
+}
+
+/// Queries whose scores are held at a time.
+const QUERY_BLOCK: usize = 128;
+
+/// Attention block by block. `seen` is given each block of queries, the slots it reads, the
+/// exponentials `[batch, kv_heads, group · queries, slots read]` and their sums `[.., 1]`.
+fn run(
+    query: Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    queries: &Positions,
+    positions: &Positions,
+    attend: &Attend,
+    mut seen: impl FnMut(Range<usize>, Range<usize>, Tensor<4>, Tensor<4>),
+) -> Tensor<3> {
+    let [batch, heads, tokens, head_dim] = query.dims();
+    let [_, kv_heads, _, slots] = keys.dims();
+    assert!(
+        slots.is_multiple_of(PIECE),
+        "{slots} slots are not whole pieces of {PIECE}"
+    );
+    assert_eq!(
+        (queries.width(), positions.width()),
+        (tokens, slots),
+        "a position for every row"
+    );
+    let group = heads / kv_heads;
+    let query = query.mul_scalar(attend.scale);
+    let mut blocks = Vec::with_capacity(tokens.div_ceil(QUERY_BLOCK));
+    for from in (0..tokens).step_by(QUERY_BLOCK) {
+        let block = from..(from + QUERY_BLOCK).min(tokens);
+        let count = block.len();
+        let at = queries.narrow(block.clone());
+        let read = pieces_seen(&at, positions, attend.window);
+        let rows = query.clone().slice_dim(2, block.clone()).reshape([
+            batch,
+            kv_heads,
+            group * count,
+            head_dim,
+        ]);
+        let mut scores = rows.matmul(keys.clone().slice_dim(3, read.clone()));
+        if let Some(cap) = attend.softcap {
+            scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+        }
+        let mask = mask(&at, &positions.narrow(read.clone()), attend.window);
+        let mask = Tensor::<5>::from_data(mask, &scores.device());
+        let scores = scores.reshape([batch, kv_heads, group, count, read.len()]) + mask;
+        let scores = scores.reshape([batch, kv_heads, group * count, read.len()]);
+        let max = scores.clone().max_dim(3);
+        let weights = (scores - max).exp();
+
+        let mut total: Option<Tensor<4>> = None;
+        let mut mixed: Option<Tensor<4>> = None;
+        for piece in (0..read.len()).step_by(PIECE) {
+            let part = weights.clone().slice_dim(3, piece..piece + PIECE);
+            let start = read.start + piece;
+            let sum = part.clone().sum_dim(3);
+            let mix = part.matmul(values.clone().slice_dim(2, start..start + PIECE));
+            total = Some(total.map_or(sum.clone(), |total| total + sum));
+            mixed = Some(mixed.map_or(mix.clone(), |mixed| mixed + mix));
+        }
+        let (total, mixed) = total.zip(mixed).expect("at least one piece is read");
+        seen(block, read, weights, total.clone());
+        let out = (mixed / total).reshape([batch, heads, count, head_dim]);
+        blocks.push(
+            out.swap_dims(1, 2)
+                .reshape([batch, count, heads * head_dim]),
+        );
+    }
+    if blocks.len() == 1 {
+        blocks.remove(0)
+    } else {
+        Tensor::cat(blocks, 1)
+    }
+}
+
+/// The smallest range of whole pieces outside which no query sees a slot; never empty.
+fn pieces_seen(
+    queries: &Positions,
+    positions: &Positions,
+    window: Option<NonZeroUsize>,
+) -> Range<usize> {
+    let (mut first, mut last) = (usize::MAX, 0);
+    for row in 0..queries.rows() {
+        let real = || {
+            queries
+                .slots(row, 0)
+                .iter()
+                .copied()
+                .filter(|&q| q != Positions::EMPTY)
+        };
+        let (Some(low), Some(high)) = (real().min(), real().max()) else {
+            continue;
+        };
+        let reach = window.map_or(0, |window| (low + 1).saturating_sub(window.get()));
+        for head in 0..positions.heads() {
+            let slots = positions.slots(row, head);
+            let seen = |&position: &usize| position <= high && position >= reach;
+            if let Some(slot) = slots.iter().position(seen) {
+                first = first.min(slot);
+            }
+            if let Some(slot) = slots.iter().rposition(seen) {
+                last = last.max(slot);
+            }
+        }
+    }
+    let from = if first == usize::MAX {
+        0
+    } else {
+        first / PIECE * PIECE
+    };
+    from..(last / PIECE + 1) * PIECE
+}
+
+/// 0 where a query sees a slot and -∞ where not: `[rows or 1, heads or 1, 1, queries, slots]`.
+fn mask(queries: &Positions, positions: &Positions, window: Option<NonZeroUsize>) -> TensorData {
+    let rows = if queries.rows_agree() && positions.rows_agree() {
+        1
+    } else {
+        queries.rows()
+    };
+    let (heads, count, slots) = (positions.heads(), queries.width(), positions.width());
+    let mut mask = Vec::with_capacity(rows * heads * count * slots);
+    for row in 0..rows {
+        for head in 0..heads {
+            let keys = positions.slots(row, head);
+            for &query in queries.slots(row, 0) {
+                mask.extend(keys.iter().map(|&key| {
+                    let seen = query == Positions::EMPTY || visible(query, key, window);
+                    if seen { 0.0f32 } else { f32::NEG_INFINITY }
+                }));
+            }
+        }
+    }
+    TensorData::new(mask, [rows, heads, 1, count, slots])
+}

@@ -1,0 +1,331 @@
+//! The one generic decoder: Llama and its relatives, driven by [`DecoderConfig`].
+//!
+//! The decoder is immutable and holds no cache: one decoder serves any number of sequences, each
+//! with a [`CacheBackend`](crate::cache::CacheBackend) of its own.
+
+mod attention;
+mod block;
+mod config;
+mod feed_forward;
+mod rope;
+mod weights;
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use self::{
+    block::{Block, BlockView, Shared},
+    rope::Angles,
+};
+pub use self::{
+    config::{Activation, ConfigError, DecoderConfig, LayerConfig},
+    rope::{RopeConfig, RopeScaling, yarn_attention_factor},
+    weights::BuildError,
+};
+use crate::{
+    cache::{CacheBackend, CacheError, ModelShape, Step, TokenIds},
+    exact::{conformance::KernelShapes, linear, rms_norm},
+    positions::Positions,
+};
+
+/// A decoder-only transformer.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use kv_direct::cache::FullKv;
+/// use kv_direct::model::{Decoder, DecoderConfig, Input};
+///
+/// # let device = Device::flex();
+/// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
+/// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+/// # })?;
+/// let mut cache = FullKv::new(&decoder.shape());
+/// let logits = decoder.forward(&[3, 1, 4][..], &mut cache)?;
+/// assert_eq!(logits.dims(), [1, 3, 97]);
+/// let last = decoder.forward(Input::from(&[1, 5][..]).last_only(), &mut cache)?;
+/// assert_eq!(last.dims(), [1, 1, 97]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Decoder {
+    shared: Shared,
+    /// `[vocab, hidden]`; `None` where the head is the embedding.
+    embedding: Option<Tensor<2>>,
+    blocks: Vec<Block>,
+    final_norm: Tensor<1>,
+    /// `[hidden, vocab]`.
+    head: Tensor<2>,
+    device: Device,
+}
+
+/// What a decoder is fed in one call.
+#[derive(Debug, Clone)]
+pub struct Input {
+    tokens: TokenIds,
+    last_only: bool,
+    more_follows: bool,
+}
+
+impl Input {
+    /// Computes the logits of each row's last token only.
+    #[must_use]
+    pub const fn last_only(mut self) -> Self {
+        self.last_only = true;
+        self
+    }
+
+    /// Says that more chunks of the same prompt follow.
+    #[must_use]
+    pub const fn more_follows(mut self, more_follows: bool) -> Self {
+        self.more_follows = more_follows;
+        self
+    }
+}
+
+impl<T: Into<TokenIds>> From<T> for Input {
+    fn from(tokens: T) -> Self {
+        Self {
+            tokens: tokens.into(),
+            last_only: false,
+            more_follows: false,
+        }
+    }
+}
+
+/// Why a decoder refused a call. Unless it comes from a layer's cache, nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// A token the vocabulary does not have.
+    #[error("token {index} of row {row} has id {token}, the vocabulary ends at {vocab}")]
+    Vocabulary {
+        /// The batch row.
+        row: usize,
+        /// Which token of the call.
+        index: usize,
+        /// Its id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// More positions than the model was made for.
+    #[error("position {position} is needed, the model has {max_positions}")]
+    ContextFull {
+        /// The last position the call needs.
+        position: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+    /// There are no such layers.
+    #[error("layers {found:?} of a model of {layers}")]
+    Layers {
+        /// The layers asked for.
+        found: Range<usize>,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// The cache refused.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+impl Decoder {
+    /// The configuration it was built from.
+    #[must_use]
+    pub const fn config(&self) -> &DecoderConfig {
+        &self.shared.config
+    }
+
+    /// The device its weights are on.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What a cache must know to serve this decoder.
+    #[must_use]
+    pub fn shape(&self) -> ModelShape {
+        let config = self.config();
+        let (queries, kv) = (
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
+        );
+        let mut kernels = KernelShapes::new(config.heads, config.kv_heads, config.head_dim);
+        kernels.linears = vec![
+            [config.hidden, queries],
+            [config.hidden, 2 * kv],
+            [queries, config.hidden],
+            [config.hidden, config.intermediate],
+            [config.intermediate, config.hidden],
+            [config.hidden, config.vocab],
+        ];
+        kernels.norms = vec![config.hidden];
+        if config.qk_norm {
+            kernels.norms.push(config.head_dim);
+        }
+        let mut shape = ModelShape::new(config.layers.len(), config.hidden, self.dtype(), kernels);
+        shape.windows = config.layers.iter().map(|layer| layer.window).collect();
+        shape
+    }
+
+    fn dtype(&self) -> DType {
+        self.head.dtype()
+    }
+
+    /// Runs one step and answers its logits, `[batch, tokens, vocab]`, or `[batch, 1, vocab]` where
+    /// only each row's last are asked for. Logits of pads, and of rows without tokens, mean nothing.
+    ///
+    /// Rows go on where the cache stands.
+    ///
+    /// # Errors
+    /// [`ForwardError`]. Unless a layer of the cache failed, the cache is as it was.
+    pub fn forward<C>(
+        &self,
+        input: impl Into<Input>,
+        cache: &mut C,
+    ) -> Result<Tensor<3>, ForwardError>
+    where
+        C: CacheBackend + ?Sized,
+    {
+        let Input {
+            tokens,
+            last_only,
+            more_follows,
+        } = input.into();
+        let starts: Vec<usize> = (0..tokens.rows()).map(|row| cache.position(row)).collect();
+        let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
+        self.check_positions(step.positions())?;
+        let residual = self.embed(step.tokens())?;
+        cache.begin(&step)?;
+        let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
+        cache.commit()?;
+        if last_only {
+            residual = last_rows(residual, &step);
+        }
+        Ok(self.logits(residual))
+    }
+
+    /// Residual rows entering the first block: `[rows, longest, hidden]`, shorter rows padded.
+    ///
+    /// # Errors
+    /// [`Vocabulary`](ForwardError::Vocabulary) for an id the vocabulary does not have.
+    pub fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, ForwardError> {
+        let config = self.config();
+        let (rows, width) = (tokens.rows(), tokens.longest());
+        let mut ids: Vec<i64> = Vec::with_capacity(rows * width);
+        for (row, tokens) in tokens.iter().enumerate() {
+            if let Some(index) = tokens
+                .iter()
+                .position(|&token| token as usize >= config.vocab)
+            {
+                return Err(ForwardError::Vocabulary {
+                    row,
+                    index,
+                    token: tokens[index],
+                    vocab: config.vocab,
+                });
+            }
+            ids.extend(tokens.iter().map(|&token| i64::from(token)));
+            ids.resize((row + 1) * width, 0);
+        }
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * width]), &self.device);
+        let embedded = match &self.embedding {
+            Some(embedding) => embedding.clone().select(0, ids),
+            None => self.head.clone().select(1, ids).transpose(),
+        };
+        let embedded = embedded.reshape([rows, width, config.hidden]);
+        Ok(match config.embedding_scale {
+            Some(scale) => embedded.mul_scalar(scale),
+            None => embedded,
+        })
+    }
+
+    /// Runs the blocks `layers` of a step that was begun and is not yet committed, the residual
+    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all
+    /// layers, `commit` and [`logits`](Self::logits); between two calls the residual may be looked
+    /// at, moved or replaced.
+    ///
+    /// # Errors
+    /// [`Layers`](ForwardError::Layers) for layers the decoder does not have,
+    /// [`ContextFull`](ForwardError::ContextFull), and whatever the cache fails with.
+    pub fn run<C>(
+        &self,
+        layers: Range<usize>,
+        mut residual: Tensor<3>,
+        step: &Step,
+        cache: &mut C,
+    ) -> Result<Tensor<3>, ForwardError>
+    where
+        C: CacheBackend + ?Sized,
+    {
+        let Some(blocks) = self.blocks.get(layers.clone()) else {
+            return Err(ForwardError::Layers {
+                found: layers,
+                layers: self.blocks.len(),
+            });
+        };
+        let tables = 0..self.shared.tables.len();
+        let angles: Vec<Angles> = tables
+            .map(|table| self.angles(table, step.positions()))
+            .collect::<Result<_, _>>()?;
+        for (layer, block) in layers.zip(blocks) {
+            let view = BlockView {
+                decoder: self,
+                layer,
+            };
+            residual = block.step(&view, residual, &angles[block.table], step, cache)?;
+        }
+        Ok(residual)
+    }
+
+    /// Final norm and head over residual rows `[batch, tokens, hidden]`.
+    #[must_use]
+    pub fn logits(&self, residual: Tensor<3>) -> Tensor<3> {
+        let config = self.config();
+        let normed = rms_norm(
+            residual,
+            &self.final_norm,
+            config.norm_epsilon,
+            config.norm_plus_one,
+        );
+        let logits = linear(normed, &self.head);
+        match config.final_softcap {
+            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+            None => logits,
+        }
+    }
+
+    fn angles(&self, table: usize, positions: &Positions) -> Result<Angles, ForwardError> {
+        self.check_positions(positions)?;
+        Ok(self.shared.tables[table].angles(positions, &self.device, self.dtype()))
+    }
+
+    fn check_positions(&self, positions: &Positions) -> Result<(), ForwardError> {
+        let max_positions = self.config().max_positions;
+        match positions.last() {
+            Some(position) if position >= max_positions => Err(ForwardError::ContextFull {
+                position,
+                max_positions,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The last real row of every batch row: `[batch, 1, hidden]`.
+fn last_rows(residual: Tensor<3>, step: &Step) -> Tensor<3> {
+    let last = |length: usize| length.saturating_sub(1)..length.max(1);
+    let lengths = step.tokens().lengths();
+    if lengths.iter().all(|&length| length == lengths[0]) {
+        return residual.slice_dim(1, last(lengths[0]));
+    }
+    let rows = lengths.into_iter().enumerate();
+    let rows = rows.map(|(row, length)| {
+        residual
+            .clone()
+            .slice_dim(0, row..row + 1)
+            .slice_dim(1, last(length))
+    });
+    Tensor::cat(rows.collect(), 0)
+}

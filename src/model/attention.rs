@@ -1,0 +1,135 @@
+//! Attention of one block, and the only caller of `keys_values` and `observe`.
+
+use burn::tensor::Tensor;
+
+use super::{DecoderConfig, block::BlockView, rope::Angles, weights::Linear};
+use crate::{
+    cache::{
+        CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection, Span,
+        Step,
+    },
+    exact::{attention, rms_norm, with_column_sums},
+    positions::Positions,
+};
+
+#[derive(Debug, Clone)]
+pub(super) struct Attention {
+    pub(super) query: Linear,
+    /// Keys and values side by side: one product for both.
+    pub(super) key_value: Linear,
+    pub(super) output: Linear,
+    pub(super) query_norm: Option<Tensor<1>>,
+    pub(super) key_norm: Option<Tensor<1>>,
+}
+
+impl Attention {
+    /// Keys and values of normed rows `[batch, tokens, hidden]`.
+    pub(super) fn project(
+        &self,
+        normed: Tensor<3>,
+        angles: &Angles,
+        config: &DecoderConfig,
+    ) -> Projection {
+        let width = config.kv_heads * config.head_dim;
+        let both = self.key_value.forward(normed);
+        let keys = heads(both.clone().slice_dim(2, 0..width), config.kv_heads);
+        let values = heads(both.slice_dim(2, width..2 * width), config.kv_heads);
+        Projection {
+            keys: angles.rotate(head_norm(keys, self.key_norm.as_ref(), config)),
+            values,
+        }
+    }
+
+    /// Queries of normed rows, `[batch, heads, tokens, head_dim]`.
+    fn queries(&self, normed: Tensor<3>, angles: &Angles, config: &DecoderConfig) -> Tensor<4> {
+        let queries = heads(self.query.forward(normed), config.heads);
+        angles.rotate(head_norm(queries, self.query_norm.as_ref(), config))
+    }
+
+    /// Attention of normed rows over `keys_values`, through the output projection.
+    pub(super) fn read(
+        &self,
+        view: &BlockView<'_>,
+        normed: Tensor<3>,
+        angles: &Angles,
+        positions: &Positions,
+        keys_values: &KeysValues,
+    ) -> Tensor<3> {
+        let queries = self.queries(normed, angles, view.config());
+        let (keys, values, slots) = (
+            keys_values.keys(),
+            keys_values.values(),
+            keys_values.positions(),
+        );
+        self.output.forward(attention(
+            queries,
+            keys,
+            values,
+            positions,
+            slots,
+            &view.attend(),
+        ))
+    }
+
+    /// Attention of a step: hands the new rows to the cache and reads what it answers.
+    pub(super) fn step<C>(
+        &self,
+        view: &BlockView<'_>,
+        residual: &Tensor<3>,
+        normed: Tensor<3>,
+        angles: &Angles,
+        step: &Step,
+        cache: &mut C,
+    ) -> Result<Tensor<3>, CacheError>
+    where
+        C: CacheBackend + ?Sized,
+    {
+        let layer = LayerIndex::new(view.layer);
+        let wanted = cache.wants(layer, step);
+        let projection = self.project(normed.clone(), angles, view.config());
+        let span = Span {
+            positions: step.positions(),
+            residual,
+            projection: &projection,
+            replay: view,
+        };
+        let keys_values = cache.keys_values(layer, span)?;
+        drop(projection);
+
+        let moved = keys_values
+            .query_positions()
+            .map(|to| Ok((to.clone(), view.angles(to)?)))
+            .transpose()?;
+        let (positions, angles) = moved
+            .as_ref()
+            .map_or((step.positions(), angles), |(to, angles)| (to, angles));
+        if wanted == Observation::Nothing {
+            return Ok(self.read(view, normed, angles, positions, &keys_values));
+        }
+        let queries = self.queries(normed, angles, view.config());
+        let (keys, values, slots) = (
+            keys_values.keys(),
+            keys_values.values(),
+            keys_values.positions(),
+        );
+        let (mixed, sums) =
+            with_column_sums(queries, keys, values, positions, slots, &view.attend());
+        drop(keys_values);
+        cache.observe(layer, Observed::column_sums(sums))?;
+        Ok(self.output.forward(mixed))
+    }
+}
+
+/// `[batch, tokens, heads · head_dim]` as `[batch, heads, tokens, head_dim]`.
+fn heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [batch, tokens, width] = x.dims();
+    x.reshape([batch, tokens, heads, width / heads])
+        .swap_dims(1, 2)
+}
+
+fn head_norm(x: Tensor<4>, weight: Option<&Tensor<1>>, config: &DecoderConfig) -> Tensor<4> {
+    match weight {
+        Some(weight) => rms_norm(x, weight, config.norm_epsilon, config.norm_plus_one),
+        None => x,
+    }
+}

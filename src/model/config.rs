@@ -1,0 +1,298 @@
+//! `DecoderConfig`: one neutral description of every decoder the crate runs. A family is a mapping
+//! to it.
+
+use std::num::NonZeroUsize;
+
+use super::rope::RopeConfig;
+
+/// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward.
+///
+/// [`new`](Self::new) is a plain Llama; every field can then be changed, and
+/// [`validate`](Self::validate) says what does not fit.
+///
+/// ```
+/// use kv_direct::model::DecoderConfig;
+///
+/// let mut config = DecoderConfig::new(97, 64, 3, 4, 2);
+/// config.validate()?;
+/// config.kv_heads = 3;
+/// assert_eq!(
+///     config.validate().unwrap_err().to_string(),
+///     "heads = 4 is not a multiple of kv_heads = 3"
+/// );
+/// # Ok::<(), kv_direct::model::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DecoderConfig {
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width inside the feed-forward layer.
+    pub intermediate: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads; query head `h` reads KV head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Positions the model was made for. A step beyond is refused.
+    pub max_positions: usize,
+    /// What differs between layers, one entry each.
+    pub layers: Vec<LayerConfig>,
+    /// Epsilon of all norms.
+    pub norm_epsilon: f64,
+    /// Norm weights count as `1 + weight` (Gemma).
+    pub norm_plus_one: bool,
+    /// A norm behind attention and one behind the feed-forward layer, before each residual add
+    /// (Gemma).
+    pub post_norms: bool,
+    /// RMSNorm over each head of queries and keys, before rotation (Qwen3, Gemma 3).
+    pub qk_norm: bool,
+    /// Biases of the query, key and value projections (Qwen2).
+    pub qkv_bias: bool,
+    /// Bias of the output projection.
+    pub output_bias: bool,
+    /// Biases of the feed-forward layer.
+    pub mlp_bias: bool,
+    /// Factor on the attention scores.
+    pub query_scale: f64,
+    /// Soft cap on the attention scores.
+    pub attention_softcap: Option<f64>,
+    /// Soft cap on the logits.
+    pub final_softcap: Option<f64>,
+    /// Factor on the embedding (Gemma), already rounded to the dtype of the weights.
+    pub embedding_scale: Option<f64>,
+    /// The head is the embedding.
+    pub tied_head: bool,
+    /// Activation of the feed-forward gate.
+    pub activation: Activation,
+}
+
+/// What differs between the layers of a decoder.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct LayerConfig {
+    /// How many keys the layer shows, the query's own included; `None` for all.
+    pub window: Option<NonZeroUsize>,
+    /// Rotary base and scaling.
+    pub rope: RopeConfig,
+}
+
+impl LayerConfig {
+    /// A layer that shows all keys.
+    #[must_use]
+    pub const fn full(rope: RopeConfig) -> Self {
+        Self { window: None, rope }
+    }
+}
+
+/// Activation of the feed-forward gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// GELU in its tanh approximation.
+    GeluTanh,
+}
+
+impl DecoderConfig {
+    /// A Llama with heads of `hidden / heads`, a feed-forward layer four times as wide as the
+    /// residual stream, RoPE base 10,000 and 2,048 positions.
+    #[must_use]
+    pub fn new(vocab: usize, hidden: usize, layers: usize, heads: usize, kv_heads: usize) -> Self {
+        let head_dim = hidden / heads.max(1);
+        Self {
+            vocab,
+            hidden,
+            intermediate: 4 * hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            max_positions: 2048,
+            layers: vec![LayerConfig::full(RopeConfig::new(10_000.0)); layers],
+            norm_epsilon: 1e-5,
+            norm_plus_one: false,
+            post_norms: false,
+            qk_norm: false,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            query_scale: 1.0 / (head_dim as f64).sqrt(),
+            attention_softcap: None,
+            final_softcap: None,
+            embedding_scale: None,
+            tied_head: false,
+            activation: Activation::Silu,
+        }
+    }
+
+    /// Checks that the fields fit one another.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming the fields.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let sizes = [
+            ("vocab", self.vocab),
+            ("hidden", self.hidden),
+            ("intermediate", self.intermediate),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_positions", self.max_positions),
+            ("layers", self.layers.len()),
+        ];
+        if let Some(&(field, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(ConfigError::Zero { field });
+        }
+        if let Some(&(field, size)) = sizes.iter().find(|(_, size)| *size > LARGEST) {
+            return Err(ConfigError::TooLarge {
+                field,
+                size,
+                largest: LARGEST,
+            });
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(ConfigError::HeadGroups {
+                heads: self.heads,
+                kv_heads: self.kv_heads,
+            });
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(ConfigError::OddHead {
+                head_dim: self.head_dim,
+            });
+        }
+        let positive = [
+            ("norm_epsilon", Some(self.norm_epsilon)),
+            ("query_scale", Some(self.query_scale)),
+            ("attention_softcap", self.attention_softcap),
+            ("final_softcap", self.final_softcap),
+            ("embedding_scale", self.embedding_scale),
+        ];
+        let ropes = self.layers.iter().flat_map(|layer| layer.rope.factors());
+        let bad = |&(_, value): &(&'static str, Option<f64>)| {
+            value.is_some_and(|v| !v.is_finite() || v <= 0.0)
+        };
+        match positive.into_iter().chain(ropes).find(bad) {
+            Some((field, value)) => Err(ConfigError::NotPositive {
+                field,
+                value: value.unwrap_or(f64::NAN),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Every weight the decoder needs, by a neutral name, with its shape in Hugging Face's
+    /// orientation (`[out, in]`).
+    ///
+    /// # Errors
+    /// [`ConfigError`] where [`validate`](Self::validate) finds one.
+    ///
+    /// ```
+    /// let weights = kv_direct::model::DecoderConfig::new(97, 64, 3, 4, 2).weights()?;
+    /// assert_eq!(weights.len(), 3 + 3 * 9);
+    /// assert!(weights.contains(&("layers.2.key".into(), vec![32, 64])));
+    /// # Ok::<(), kv_direct::model::ConfigError>(())
+    /// ```
+    pub fn weights(&self) -> Result<Vec<(String, Vec<usize>)>, ConfigError> {
+        self.validate()?;
+        let embedding = vec![self.vocab, self.hidden];
+        let mut weights = vec![("embedding".to_owned(), embedding.clone())];
+        if !self.tied_head {
+            weights.push(("head".to_owned(), embedding));
+        }
+        let block = self.block_weights();
+        for layer in 0..self.layers.len() {
+            weights.extend(
+                block
+                    .iter()
+                    .map(|(name, shape)| (format!("layers.{layer}.{name}"), shape.clone())),
+            );
+        }
+        weights.push(("final_norm".to_owned(), vec![self.hidden]));
+        Ok(weights)
+    }
+
+    /// The weights of one block.
+    pub(super) fn block_weights(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let (hidden, inner) = (self.hidden, self.intermediate);
+        let (queries, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let head = self.head_dim;
+        let all = [
+            ("attention_norm", vec![hidden], true),
+            ("query", vec![queries, hidden], true),
+            ("key", vec![kv, hidden], true),
+            ("value", vec![kv, hidden], true),
+            ("output", vec![hidden, queries], true),
+            ("query.bias", vec![queries], self.qkv_bias),
+            ("key.bias", vec![kv], self.qkv_bias),
+            ("value.bias", vec![kv], self.qkv_bias),
+            ("output.bias", vec![hidden], self.output_bias),
+            ("query_norm", vec![head], self.qk_norm),
+            ("key_norm", vec![head], self.qk_norm),
+            ("post_attention_norm", vec![hidden], self.post_norms),
+            ("feed_forward_norm", vec![hidden], true),
+            ("gate", vec![inner, hidden], true),
+            ("up", vec![inner, hidden], true),
+            ("down", vec![hidden, inner], true),
+            ("gate.bias", vec![inner], self.mlp_bias),
+            ("up.bias", vec![inner], self.mlp_bias),
+            ("down.bias", vec![hidden], self.mlp_bias),
+            ("post_feed_forward_norm", vec![hidden], self.post_norms),
+        ];
+        all.into_iter()
+            .filter(|(.., wanted)| *wanted)
+            .map(|(name, shape, _)| (name, shape))
+            .collect()
+    }
+}
+
+/// Sizes beyond this are a damaged file, not a model; products of a few of them still fit `usize`.
+const LARGEST: usize = 1 << 24;
+
+/// Fields of a configuration that do not fit one another.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A size is 0.
+    #[error("{field} is 0")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A size no model has.
+    #[error("{field} = {size} is larger than {largest}")]
+    TooLarge {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        size: usize,
+        /// The largest accepted.
+        largest: usize,
+    },
+    /// Query heads cannot be shared out evenly.
+    #[error("heads = {heads} is not a multiple of kv_heads = {kv_heads}")]
+    HeadGroups {
+        /// Query heads.
+        heads: usize,
+        /// KV heads.
+        kv_heads: usize,
+    },
+    /// Half-split rotation needs an even width.
+    #[error("head_dim = {head_dim} is odd")]
+    OddHead {
+        /// Width of a head.
+        head_dim: usize,
+    },
+    /// A factor is zero, negative or not a number.
+    #[error("{field} = {value} is not a positive number")]
+    NotPositive {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+}

@@ -1,0 +1,290 @@
+//! Rotary positions: frequencies with their scaling, one table, half-split rotation.
+//!
+//! RoPE: Su et al., arXiv 2104.09864; YaRN: Peng et al., arXiv 2309.00071, section 3.4; the llama3
+//! scheme as in Meta's reference code. Weights in Hugging Face's layout rotate the two halves of a
+//! head against each other, not neighbouring pairs.
+
+use std::sync::OnceLock;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use crate::positions::Positions;
+
+/// Base and scaling of a layer's rotation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct RopeConfig {
+    /// The base; pair `i` turns by `theta^(-2i / head_dim)` a position.
+    pub theta: f64,
+    /// How the frequencies are changed for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are changed for long contexts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, smooth between.
+    Llama3 {
+        /// The divisor.
+        factor: f64,
+        /// Wavelengths beyond `original / low` are divided.
+        low: f64,
+        /// Wavelengths below `original / high` are kept.
+        high: f64,
+        /// Positions the model was trained with at first.
+        original: f64,
+    },
+    /// YaRN: a ramp over the pairs between kept and divided, and a factor on cosine and sine.
+    Yarn {
+        /// The divisor.
+        factor: f64,
+        /// Turns over the original length above which a pair is kept.
+        fast: f64,
+        /// Turns below which it is divided.
+        slow: f64,
+        /// Positions the model was trained with at first.
+        original: f64,
+        /// Factor on cosine and sine; [`yarn_attention_factor`] unless the model says otherwise.
+        attention: f64,
+    },
+}
+
+/// YaRN's factor on cosine and sine where the model names none: `0.1 · ln(factor) + 1`.
+///
+/// ```
+/// assert!((kv_direct::model::yarn_attention_factor(4.0) - 1.1386294).abs() < 1e-7);
+/// ```
+#[must_use]
+pub fn yarn_attention_factor(factor: f64) -> f64 {
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * factor.ln() + 1.0
+    }
+}
+
+impl RopeConfig {
+    /// A base without scaling.
+    #[must_use]
+    pub const fn new(theta: f64) -> Self {
+        Self {
+            theta,
+            scaling: RopeScaling::None,
+        }
+    }
+
+    /// With a scaling.
+    #[must_use]
+    pub const fn with_scaling(mut self, scaling: RopeScaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// Radians a position turns each of the `head_dim / 2` pairs.
+    ///
+    /// ```
+    /// use kv_direct::model::{RopeConfig, RopeScaling};
+    ///
+    /// // Llama-3.2-1B: pairs 0 to 14 unchanged, 18 to 31 divided by 32.
+    /// let scaling = RopeScaling::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original: 8192.0 };
+    /// let frequencies = RopeConfig::new(5e5).with_scaling(scaling).frequencies(64);
+    /// assert!((frequencies[15] / 1.29054793e-3 - 1.0).abs() < 1e-8);
+    /// assert!((frequencies[18] / 1.94616382e-5 - 1.0).abs() < 1e-8);
+    /// ```
+    #[must_use]
+    pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
+        let width = head_dim as f64;
+        (0..head_dim / 2)
+            .map(|pair| {
+                let plain = self.theta.powf(-2.0 * pair as f64 / width);
+                match self.scaling {
+                    RopeScaling::None => plain,
+                    RopeScaling::Linear { factor } => plain / factor,
+                    RopeScaling::Llama3 {
+                        factor,
+                        low,
+                        high,
+                        original,
+                    } => {
+                        let turns = original * plain / std::f64::consts::TAU;
+                        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                        plain * kept + plain / factor * (1.0 - kept)
+                    }
+                    RopeScaling::Yarn {
+                        factor,
+                        fast,
+                        slow,
+                        original,
+                        ..
+                    } => {
+                        let pair_of = |turns: f64| {
+                            width * (original / (turns * std::f64::consts::TAU)).ln()
+                                / (2.0 * self.theta.ln())
+                        };
+                        let low = pair_of(fast).floor().max(0.0);
+                        let high = pair_of(slow).ceil().min(width - 1.0);
+                        let ramp = ((pair as f64 - low) / (high - low).max(1e-3)).clamp(0.0, 1.0);
+                        plain / factor * ramp + plain * (1.0 - ramp)
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// Factor on cosine and sine.
+    fn amplitude(&self) -> f64 {
+        if let RopeScaling::Yarn { attention, .. } = self.scaling {
+            attention
+        } else {
+            1.0
+        }
+    }
+
+    /// The numbers that must be positive, by field.
+    pub(super) fn factors(&self) -> Vec<(&'static str, Option<f64>)> {
+        let mut factors = vec![("rope.theta", Some(self.theta))];
+        match self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => factors.push(("rope.factor", Some(factor))),
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => factors.extend([
+                ("rope.factor", Some(factor)),
+                ("rope.low", Some(low)),
+                ("rope.high - rope.low", Some(high - low)),
+                ("rope.original", Some(original)),
+            ]),
+            RopeScaling::Yarn {
+                factor,
+                fast,
+                slow,
+                original,
+                attention,
+            } => factors.extend([
+                ("rope.factor", Some(factor)),
+                ("rope.fast", Some(fast)),
+                ("rope.slow", Some(slow)),
+                ("rope.original", Some(original)),
+                ("rope.attention", Some(attention)),
+            ]),
+        }
+        factors
+    }
+}
+
+/// Cosines and sines by absolute position. Filled on the host as positions are asked for, in f64
+/// rounded once to f32, so that a position's row is the same bits whenever and wherever it is used.
+#[derive(Debug)]
+pub(super) struct RopeTable {
+    frequencies: Vec<f64>,
+    amplitude: f64,
+    /// Blocks of [`BLOCK`] positions: for each position `head_dim / 2` cosines, then sines.
+    blocks: Vec<OnceLock<Box<[f32]>>>,
+}
+
+const BLOCK: usize = 512;
+
+impl RopeTable {
+    pub(super) fn new(config: &RopeConfig, head_dim: usize, positions: usize) -> Self {
+        Self {
+            frequencies: config.frequencies(head_dim),
+            amplitude: config.amplitude(),
+            blocks: (0..positions.div_ceil(BLOCK))
+                .map(|_| OnceLock::new())
+                .collect(),
+        }
+    }
+
+    /// The angles of `positions`, pads at position 0.
+    pub(super) fn angles(&self, positions: &Positions, device: &Device, dtype: DType) -> Angles {
+        let rows = if positions.rows_agree() {
+            1
+        } else {
+            positions.rows()
+        };
+        let half = self.frequencies.len();
+        let mut cos = Vec::with_capacity(rows * positions.width() * half * 2);
+        let mut sin = Vec::with_capacity(cos.capacity());
+        for row in 0..rows {
+            for &position in positions.slots(row, 0) {
+                let position = if position == Positions::EMPTY {
+                    0
+                } else {
+                    position
+                };
+                let (block, at) = (position / BLOCK, position % BLOCK * 2 * half);
+                let block = self.blocks[block].get_or_init(|| self.block(block));
+                let (cosines, sines) = block[at..at + 2 * half].split_at(half);
+                cos.extend(cosines.iter().chain(cosines));
+                sin.extend(sines.iter().map(|sine| -sine).chain(sines.iter().copied()));
+            }
+        }
+        let shape = [rows, 1, positions.width(), 2 * half];
+        let tensor = |data| Tensor::from_data(TensorData::new(data, shape), (device, dtype));
+        Angles {
+            cos: tensor(cos),
+            sin: tensor(sin),
+        }
+    }
+
+    fn block(&self, block: usize) -> Box<[f32]> {
+        (block * BLOCK..(block + 1) * BLOCK)
+            .flat_map(|position| {
+                let angle = move |frequency: &f64| position as f64 * frequency;
+                let cosines = self
+                    .frequencies
+                    .iter()
+                    .map(move |f| (angle(f).cos() * self.amplitude) as f32);
+                cosines.chain(
+                    self.frequencies
+                        .iter()
+                        .map(move |f| (angle(f).sin() * self.amplitude) as f32),
+                )
+            })
+            .collect()
+    }
+}
+
+/// Cosines and sines of a call's rows, `[batch or 1, 1, tokens, head_dim]`, the sines of the first
+/// half negated.
+#[derive(Debug, Clone)]
+pub(super) struct Angles {
+    cos: Tensor<4>,
+    sin: Tensor<4>,
+}
+
+impl Angles {
+    /// Rotates `[batch, heads, tokens, head_dim]`: the first half of a head against the second.
+    pub(super) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
+        let half = x.dims()[3] / 2;
+        let swapped = Tensor::cat(
+            vec![
+                x.clone().slice_dim(3, half..2 * half),
+                x.clone().slice_dim(3, 0..half),
+            ],
+            3,
+        );
+        x * self.cos.clone() + swapped * self.sin.clone()
+    }
+
+    /// The angles that turn rows rotated by `self` to where `to` would have put them: only their
+    /// difference counts, and an amplitude both share is not applied twice.
+    pub(super) fn inverse(&self) -> Self {
+        let square = self.cos.clone().square() + self.sin.clone().square();
+        Self {
+            cos: self.cos.clone() / square.clone(),
+            sin: -self.sin.clone() / square,
+        }
+    }
+}

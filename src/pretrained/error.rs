@@ -1,0 +1,129 @@
+//! Why a model folder was refused.
+
+use std::{error::Error, io, path::PathBuf};
+
+use crate::model::BuildError;
+
+/// Why a model folder could not be loaded. Every variant names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A file is not the JSON it should be.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// A family the crate does not run.
+    #[error("{} has model_type {found:?}; supported are {supported:?}", path.display())]
+    ModelType {
+        /// The configuration.
+        path: PathBuf,
+        /// Its `model_type`, if it has one.
+        found: Option<String>,
+        /// What would have worked.
+        supported: &'static [&'static str],
+    },
+    /// A field that changes the mathematics has a value the crate does not implement.
+    #[error("{} has {field} = {value}, which is not implemented", path.display())]
+    Unsupported {
+        /// The configuration.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value.
+        value: String,
+    },
+    /// The index names a shard that is not there.
+    #[error("{} names shard {shard}, which is not in the folder", index.display())]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The shard's file name.
+        shard: String,
+    },
+    /// The folder has no safetensors file.
+    #[error("{} holds no safetensors file", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A safetensors file whose header does not parse.
+    #[error("{} has a damaged header", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A safetensors file of another length than its header says.
+    #[error("{} has {found} bytes, its header asks for {expected}", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Bytes by the header.
+        expected: u64,
+        /// Bytes of the file.
+        found: u64,
+    },
+    /// Two files hold the same tensor.
+    #[error("{tensor} is in {} and in {}", first.display(), second.display())]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// Tensors the model needs and the files lack, or the other way round; all at once.
+    #[error("{} lacks the tensors {missing:?} and has the unexpected {unexpected:?}", dir.display())]
+    Tensors {
+        /// The folder.
+        dir: PathBuf,
+        /// Needed and not there.
+        missing: Vec<String>,
+        /// There and not needed.
+        unexpected: Vec<String>,
+    },
+    /// A tensor of another shape than the configuration asks for.
+    #[error("{tensor} in {} has shape {found:?}, the configuration asks for {expected:?}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// By the configuration.
+        expected: Vec<usize>,
+        /// In the file.
+        found: Vec<usize>,
+    },
+    /// A tensor stored in a dtype that is no float the crate reads.
+    #[error("{tensor} in {} is stored as {found}; f32, f16 and bf16 can be read", path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        found: String,
+    },
+    /// The decoder could not be built.
+    #[error("the model in {} cannot be built", dir.display())]
+    Build {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        source: Box<BuildError<LoadError>>,
+    },
+}
