@@ -200,15 +200,20 @@ impl ResidualCheckpoint {
             .unwrap_or(0)
             .next_multiple_of(PIECE);
         let mut all = Rows::with_slots(slots, span.projection);
-        prefix.project(&mut all, span.replay)?;
-        if let Some((rows, positions)) = self.layers[layer].ordered() {
+        let stays = |row: usize, position: usize| position + self.hot >= after[row];
+        let store = &mut self.layers[layer];
+        let held = store.ordered();
+        store.retain(stays);
+        prefix.project(span.replay, |rows, positions| {
+            all.append(rows, positions);
+            // After a truncation the store is short of rows, and rebuilt ones fill it up again.
+            store.append(rows, &positions.filter(stays));
+        })?;
+        if let Some((rows, positions)) = held {
             all.append(&rows, &positions);
         }
         all.append(span.projection, span.positions);
-
-        let stays = |row: usize, position: usize| position + self.hot >= after[row];
-        self.layers[layer].retain(stays);
-        self.layers[layer].append(span.projection, &span.positions.filter(stays));
+        store.append(span.projection, &span.positions.filter(stays));
 
         let batch = after.len();
         let (used, free) = all.bytes();
@@ -254,7 +259,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.residuals[layer].append(span.residual, span.positions);
         }
         let after = self.progress.lengths_after();
-        if after.iter().any(|&length| length > self.hot) {
+        if after.iter().any(|&length| length > self.hot) || self.old.iter().any(|&rows| rows > 0) {
             return self.rebuild(layer, &span, &after);
         }
         let rows = &mut self.layers[layer];

@@ -183,8 +183,8 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines by absolute position. Filled on the host as positions are asked for, in f64
-/// rounded once to f32, so that a position's row is the same bits whenever and wherever it is used.
+/// Cosines and sines by absolute position. Filled on the host as positions are asked for, so that a
+/// position's row is the same bits whenever and wherever it is used.
 #[derive(Debug)]
 pub(super) struct RopeTable {
     frequencies: Vec<f64>,
@@ -241,7 +241,8 @@ impl RopeTable {
     fn block(&self, block: usize) -> Box<[f32]> {
         (block * BLOCK..(block + 1) * BLOCK)
             .flat_map(|position| {
-                let angle = move |frequency: &f64| position as f64 * frequency;
+                // Frequency and angle are rounded to f32 as transformers does, whose weights these are.
+                let angle = move |frequency: &f64| f64::from(position as f32 * *frequency as f32);
                 let cosines = self
                     .frequencies
                     .iter()

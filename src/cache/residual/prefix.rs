@@ -6,7 +6,7 @@
 use burn::tensor::{DType, Tensor};
 
 use crate::{
-    cache::{CacheError, KeysValues, Replay, TokenIds, rows::Rows},
+    cache::{CacheError, KeysValues, Projection, Replay, TokenIds},
     positions::Positions,
 };
 
@@ -34,10 +34,14 @@ impl Prefix {
             .map(Self)
     }
 
-    /// Rebuilds keys and values of all chunks into `rows`.
-    pub(super) fn project(&self, rows: &mut Rows, replay: &dyn Replay) -> Result<(), CacheError> {
+    /// Rebuilds keys and values of every chunk and hands them to `take` with their positions.
+    pub(super) fn project(
+        &self,
+        replay: &dyn Replay,
+        mut take: impl FnMut(&Projection, &Positions),
+    ) -> Result<(), CacheError> {
         for (positions, residual) in &self.0 {
-            rows.append(&replay.project(residual.clone(), positions)?, positions);
+            take(&replay.project(residual.clone(), positions)?, positions);
         }
         Ok(())
     }

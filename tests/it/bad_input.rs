@@ -1,0 +1,394 @@
+//! Bad calls: each its own typed error, and a cache that is as it was.
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{
+        CacheBackend, CacheError, Floor, FullKv, KeysValues, LayerIndex, ModelShape,
+        ResidualCheckpoint, ResidualConfig, Span, Step, TokenIds, Window,
+    },
+    exact::conformance::{Conformance, KernelShapes},
+    generate::{GenerateError, Greedy},
+    model::{ConfigError, Decoder, DecoderConfig, ForwardError},
+    positions::Positions,
+};
+
+use crate::support::{backends, feed, probe, seen, tiny, tokens};
+
+/// Makes `call` on a cache of each backend that holds 9 tokens, checks that it is refused as
+/// `expected` says, and that the cache then goes on as if nothing had been asked.
+fn refused(
+    call: impl Fn(&Decoder, &mut dyn CacheBackend) -> ForwardError,
+    expected: impl Fn(&ForwardError) -> bool,
+) {
+    let decoder = tiny(2);
+    let ids = tokens(12, 1);
+    for (name, mut cache) in backends(&decoder) {
+        feed(&decoder, &mut cache, &ids[..9]);
+        let (mut untouched, before) = (cache.fork(), seen(&cache, 3));
+        let error = call(&decoder, &mut *cache);
+        assert!(expected(&error), "{name}: {error:?}");
+        assert_eq!(seen(&cache, 3), before, "{name}");
+        let next = feed(&decoder, &mut untouched, &ids[9..]);
+        assert!(
+            feed(&decoder, &mut cache, &ids[9..]) == next,
+            "{name}: the next call works"
+        );
+    }
+}
+
+fn fed(
+    decoder: &Decoder,
+    cache: &mut dyn CacheBackend,
+    tokens: impl Into<TokenIds>,
+) -> ForwardError {
+    decoder
+        .forward(tokens.into(), cache)
+        .expect_err("a bad call")
+}
+
+#[test]
+fn an_empty_prompt() {
+    let empty = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::EmptyStep { .. }));
+    refused(|decoder, cache| fed(decoder, cache, &[][..]), empty);
+    refused(|decoder, cache| fed(decoder, cache, vec![]), empty);
+    refused(
+        |decoder, cache| fed(decoder, cache, vec![vec![], vec![]]),
+        empty,
+    );
+    let decoder = tiny(2);
+    let mut cache = FullKv::new(&decoder.shape());
+    assert!(matches!(
+        Greedy::new(&decoder, &mut cache, &[]),
+        Err(GenerateError::EmptyPrompt)
+    ));
+}
+
+#[test]
+fn a_token_outside_the_vocabulary() {
+    refused(
+        |decoder, cache| fed(decoder, cache, &[5, 97, 3][..]),
+        |e| {
+            matches!(
+                e,
+                ForwardError::Vocabulary {
+                    row: 0,
+                    index: 1,
+                    token: 97,
+                    vocab: 97
+                }
+            )
+        },
+    );
+}
+
+#[test]
+fn more_positions_than_the_model_has() {
+    refused(
+        |decoder, cache| fed(decoder, cache, &vec![1; 2040][..]),
+        |e| {
+            matches!(
+                e,
+                ForwardError::ContextFull {
+                    position: 2048,
+                    max_positions: 2048
+                }
+            )
+        },
+    );
+}
+
+#[test]
+fn another_number_of_batch_rows() {
+    refused(
+        |decoder, cache| fed(decoder, cache, vec![vec![1], vec![2]]),
+        |e| {
+            matches!(
+                e,
+                ForwardError::Cache(CacheError::Rows {
+                    expected: 1,
+                    found: 2
+                })
+            )
+        },
+    );
+}
+
+#[test]
+fn a_gap_and_an_overlap() {
+    for found in [10, 8] {
+        let begin = |_: &Decoder, cache: &mut dyn CacheBackend| {
+            let step = Step::new(vec![vec![1]].into(), &[found]).expect("a token");
+            cache.begin(&step).expect_err("not at 9").into()
+        };
+        let gap = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::Gap { row: 0, expected: 9, found: f }) if *f == found);
+        refused(begin, gap);
+    }
+}
+
+#[test]
+fn a_truncation_beyond_the_end() {
+    refused(
+        |_, cache| cache.truncate(10).expect_err("9 tokens").into(),
+        |e| {
+            matches!(
+                e,
+                ForwardError::Cache(CacheError::TruncateBeyond { to: 10, longest: 9 })
+            )
+        },
+    );
+}
+
+#[test]
+fn a_commit_without_a_step() {
+    refused(
+        |_, cache| cache.commit().expect_err("no step").into(),
+        |e| {
+            matches!(
+                e,
+                ForwardError::Cache(CacheError::Uncommittable {
+                    called: 0,
+                    layers: 3
+                })
+            )
+        },
+    );
+}
+
+#[test]
+fn starts_for_another_number_of_rows() {
+    let refused = Step::new(vec![vec![1], vec![2]].into(), &[0]);
+    assert!(matches!(
+        refused,
+        Err(CacheError::Rows {
+            expected: 1,
+            found: 2
+        })
+    ));
+}
+
+#[test]
+fn after_a_step_that_failed_midway_only_clear_helps() {
+    let decoder = tiny(2);
+    for (name, mut cache) in backends(&decoder) {
+        feed(&decoder, &mut cache, &tokens(9, 1)[..]);
+        let step = Step::new(vec![vec![4, 2]].into(), &[9]).expect("tokens");
+        cache.begin(&step).expect("a good step");
+        let residual = decoder.embed(step.tokens()).expect("ids of the vocabulary");
+        decoder
+            .run(0..1, residual, &step, &mut cache)
+            .expect("the first layer");
+        assert!(
+            matches!(
+                cache.commit(),
+                Err(CacheError::Uncommittable {
+                    called: 1,
+                    layers: 3
+                })
+            ),
+            "{name}"
+        );
+        let poisoned = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::Poisoned));
+        assert!(poisoned(&fed(&decoder, &mut *cache, &[1][..])), "{name}");
+        assert!(
+            matches!(cache.truncate(5), Err(CacheError::Poisoned)),
+            "{name}"
+        );
+        assert_eq!(cache.position(0), 9, "{name}");
+        cache.clear();
+        feed(&decoder, &mut cache, &[1][..]);
+    }
+}
+
+#[test]
+fn layers_out_of_order_and_spans_of_another_step() {
+    let decoder = tiny(2);
+    for (name, mut cache) in backends(&decoder) {
+        let step = Step::new(vec![vec![4, 2]].into(), &[0]).expect("tokens");
+        let other = Step::new(vec![vec![4]].into(), &[0]).expect("tokens");
+        let residual = decoder.embed(step.tokens()).expect("ids of the vocabulary");
+        let late = decoder
+            .run(1..2, residual.clone(), &step, &mut cache)
+            .expect_err("no step has begun");
+        let due = |e: &ForwardError, layer| matches!(e, ForwardError::Cache(CacheError::LayerOrder { expected, found: 1 }) if *expected == layer);
+        assert!(due(&late, None), "{name}: {late:?}");
+        cache.begin(&step).expect("a good step");
+        let early = decoder
+            .run(1..2, residual.clone(), &step, &mut cache)
+            .expect_err("layer 0 is due");
+        assert!(due(&early, Some(0)), "{name}: {early:?}");
+        let wrong = decoder.run(
+            0..1,
+            decoder.embed(other.tokens()).expect("ids"),
+            &other,
+            &mut cache,
+        );
+        assert!(
+            matches!(wrong, Err(ForwardError::Cache(CacheError::SpanPositions))),
+            "{name}: {wrong:?}"
+        );
+        let beyond = decoder.run(2..4, residual, &step, &mut cache);
+        assert!(
+            matches!(beyond, Err(ForwardError::Layers { layers: 3, .. })),
+            "{name}: {beyond:?}"
+        );
+    }
+}
+
+#[test]
+fn rows_of_another_shape() {
+    let (two, four) = (tiny(2), tiny(4));
+    let mut cache = FullKv::new(&two.shape());
+    let error = fed(&four, &mut cache, &[1, 2][..]);
+    let expected = "keys have shape [1, 4, 2, 16], expected [1, 2, 2, 16]";
+    assert_eq!(error.to_string(), expected);
+    assert!(matches!(
+        error,
+        ForwardError::Cache(CacheError::Shape { what: "keys", .. })
+    ));
+}
+
+#[test]
+fn budgets_that_cannot_work() {
+    let shape = tiny(2).shape();
+    assert!(matches!(
+        Window::new(&shape, 0),
+        Err(CacheError::Budget {
+            found: 0,
+            smallest: 1
+        })
+    ));
+}
+
+#[test]
+fn residuals_that_save_nothing_are_refused_with_both_figures() {
+    let decoder = tiny(1);
+    let config = ResidualConfig::new(8)
+        .with_floor(Floor::Residuals)
+        .with_conformance(probe(&decoder));
+    let refused = ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config.clone());
+    assert_eq!(
+        refused
+            .expect_err("64 wide residuals against 2 · 16")
+            .to_string(),
+        "one residual per layer holds 768 bytes a token, the keys and values it replaces 384: nothing is saved"
+    );
+    assert!(
+        ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config.even_if_larger())
+            .is_ok()
+    );
+    let mha = tiny(4);
+    let config = ResidualConfig::new(8).with_floor(Floor::Residuals);
+    assert!(
+        ResidualCheckpoint::new(&mha.shape(), mha.device(), config).is_ok(),
+        "half the bytes"
+    );
+}
+
+#[test]
+fn a_probe_of_another_model_is_no_proof() {
+    let (two, four) = (tiny(2), tiny(4));
+    let config = ResidualConfig::new(8).with_conformance(probe(&four));
+    let refused = ResidualCheckpoint::new(&two.shape(), two.device(), config);
+    assert!(matches!(refused, Err(CacheError::Conformance)));
+}
+
+/// One column is the shape in which the kernels do not keep bits: a vocabulary of one token.
+#[test]
+fn a_device_that_fails_the_probe_is_refused_and_what_failed_is_named() {
+    let mut shapes = KernelShapes::new(4, 2, 16);
+    shapes.linears.push([600, 1]);
+    let decoder = tiny(2);
+    let found = Conformance::probe(&shapes, decoder.device(), burn::tensor::DType::F32);
+    assert!(!found.is_exact());
+    let mut shape = ModelShape::new(3, 64, burn::tensor::DType::F32, shapes);
+    shape.windows = vec![None; 3];
+    let refused = ResidualCheckpoint::new(&shape, decoder.device(), ResidualConfig::new(8));
+    let error = refused.expect_err("not exact").to_string();
+    assert!(error.contains("Linear [600, 1] in calls of"), "{error}");
+}
+
+#[test]
+fn keys_values_that_do_not_fit_one_another() {
+    let device = Device::flex();
+    let keys = |slots| burn::tensor::Tensor::<4>::zeros([1, 2, 4, slots], &device);
+    let values = |slots| burn::tensor::Tensor::<4>::zeros([1, 2, slots, 4], &device);
+    let positions = |slots| Positions::from_rows(&[vec![0; slots]]);
+    let what = |refused: Result<KeysValues, CacheError>| match refused {
+        Err(CacheError::Shape { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        what(KeysValues::new(keys(500), values(500), positions(500))),
+        "keys"
+    );
+    assert_eq!(
+        what(KeysValues::new(keys(512), values(1024), positions(512))),
+        "values"
+    );
+    assert_eq!(
+        what(KeysValues::new(keys(512), values(512), positions(511))),
+        "positions of the slots"
+    );
+    assert!(KeysValues::new(keys(512), values(512), positions(512)).is_ok());
+}
+
+#[test]
+fn logits_that_are_not_finite_are_no_token() {
+    let decoder = Decoder::from_weights(
+        DecoderConfig::new(97, 64, 1, 4, 2),
+        &Device::flex(),
+        |name, shape| {
+            let weight = if name == "final_norm" { f32::NAN } else { 0.5 };
+            Ok::<_, std::convert::Infallible>(vec![weight; shape.iter().product()])
+        },
+    )
+    .expect("a good configuration");
+    let mut cache = FullKv::new(&decoder.shape());
+    let next = Greedy::new(&decoder, &mut cache, &[1])
+        .expect("a prompt")
+        .next();
+    assert!(
+        matches!(next, Some(Err(GenerateError::NotFinite { position: 1 }))),
+        "{next:?}"
+    );
+}
+
+#[test]
+fn configurations_that_do_not_fit() {
+    let mut config = DecoderConfig::new(97, 64, 3, 4, 2);
+    config.head_dim = 15;
+    assert_eq!(
+        config.validate(),
+        Err(ConfigError::OddHead { head_dim: 15 })
+    );
+    assert_eq!(
+        DecoderConfig::new(97, 64, 0, 4, 2).validate(),
+        Err(ConfigError::Zero { field: "layers" })
+    );
+    assert_eq!(
+        DecoderConfig::new(97, 64, 3, 0, 2).validate(),
+        Err(ConfigError::Zero { field: "heads" })
+    );
+    let mut config = DecoderConfig::new(97, 64, 3, 4, 2);
+    config.final_softcap = Some(0.0);
+    let expected = ConfigError::NotPositive {
+        field: "final_softcap",
+        value: 0.0,
+    };
+    assert_eq!(config.validate(), Err(expected));
+}
+
+#[test]
+fn errors_and_caches_can_cross_threads() {
+    fn ok<T: Send + Sync + 'static>() {}
+    fn send<T: Send>() {}
+    ok::<CacheError>();
+    ok::<ForwardError>();
+    ok::<GenerateError>();
+    ok::<kv_direct::pretrained::LoadError>();
+    ok::<Decoder>();
+    send::<Box<dyn CacheBackend>>();
+    send::<FullKv>();
+    let _: Option<LayerIndex> = None;
+    let _: Option<Span<'_>> = None;
+}

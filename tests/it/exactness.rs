@@ -1,0 +1,174 @@
+//! The promise: bits of `FullKv`, at every budget, for every split of the tokens into calls.
+
+use kv_direct::{
+    cache::{CacheBackend, Floor, FullKv},
+    exact::conformance::Conformance,
+    model::{Decoder, DecoderConfig, Input},
+};
+use proptest::prelude::*;
+
+use crate::support::{Recorder, bits, feed, probe, random, residual, tiny, tokens};
+
+/// Widths on both sides of a piece of 512 in every linear layer, two layers.
+fn wide(kv_heads: usize) -> Decoder {
+    let mut config = DecoderConfig::new(97, 520, 2, 4, kv_heads);
+    config.head_dim = 136;
+    config.intermediate = 1100;
+    config.query_scale = 0.08;
+    random(config, 7)
+}
+
+struct Models(Vec<(Decoder, Conformance)>);
+
+impl Models {
+    fn new() -> Self {
+        let decoders = [tiny(1), tiny(2), tiny(4), wide(1), wide(2), wide(4)];
+        Self(
+            decoders
+                .into_iter()
+                .map(|decoder| {
+                    let probe = probe(&decoder);
+                    (decoder, probe)
+                })
+                .collect(),
+        )
+    }
+}
+
+/// Feeds `calls` to both caches; every logit, and every key and value attention read, must agree.
+fn same_bits(
+    decoder: &Decoder,
+    ours: impl CacheBackend,
+    calls: &[Vec<u32>],
+) -> Result<(), TestCaseError> {
+    let (mut ours, mut oracle) = (
+        Recorder::new(ours),
+        Recorder::new(FullKv::new(&decoder.shape())),
+    );
+    for (call, tokens) in calls.iter().enumerate() {
+        let expected = feed(decoder, &mut oracle, &tokens[..]);
+        let found = feed(decoder, &mut ours, &tokens[..]);
+        let differing = expected.iter().zip(&found).filter(|(a, b)| a != b).count();
+        prop_assert_eq!(differing, 0, "logits of call {}", call);
+        for (layer, (expected, found)) in oracle.take().into_iter().zip(ours.take()).enumerate() {
+            prop_assert!(
+                expected == found,
+                "keys and values of call {}, layer {}",
+                call,
+                layer
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor() {
+    let models = Models::new();
+    let strategy = (
+        0..models.0.len(),
+        prop_oneof![0usize..=4, 0usize..=96],
+        prop_oneof![Just(Floor::Tokens), Just(Floor::Residuals)],
+        prop::collection::vec(1usize..=40, 1..16),
+        any::<u32>(),
+    );
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(&strategy, |(model, hot, floor, lengths, seed)| {
+            let (decoder, probe) = &models.0[model];
+            let mut left = tokens(96, seed);
+            let mut calls: Vec<Vec<u32>> = Vec::new();
+            for length in lengths {
+                let rest = left.split_off(length.min(left.len()));
+                calls.extend((!left.is_empty()).then_some(left));
+                left = rest;
+            }
+            same_bits(decoder, residual(decoder, hot, floor, probe), &calls)
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn bits_hold_across_the_edge_of_a_piece_of_512_keys() {
+    let decoder = tiny(2);
+    let probe = probe(&decoder);
+    let ids = tokens(560, 3);
+    let mut calls: Vec<Vec<u32>> = vec![ids[..500].to_vec()];
+    calls.extend(ids[500..530].chunks(1).map(<[u32]>::to_vec));
+    calls.push(ids[530..].to_vec());
+    for floor in [Floor::Tokens, Floor::Residuals] {
+        for hot in [0, 64, 511, 513] {
+            same_bits(&decoder, residual(&decoder, hot, floor, &probe), &calls)
+                .expect("the same bits");
+        }
+    }
+}
+
+#[test]
+fn full_kv_does_not_depend_on_how_tokens_are_split_into_calls() {
+    let decoder = wide(2);
+    let ids = tokens(96, 11);
+    let whole = feed(&decoder, &mut FullKv::new(&decoder.shape()), &ids[..]);
+    for size in [1, 2, 3, 17, 65] {
+        let mut cache = FullKv::new(&decoder.shape());
+        let parts: Vec<u32> = ids
+            .chunks(size)
+            .flat_map(|part| feed(&decoder, &mut cache, part))
+            .collect();
+        assert_eq!(
+            parts.iter().zip(&whole).filter(|(a, b)| a != b).count(),
+            0,
+            "calls of {size}"
+        );
+    }
+}
+
+#[test]
+fn the_last_logits_are_the_last_row_of_all_logits() {
+    let decoder = tiny(2);
+    let ids = tokens(20, 5);
+    let all = feed(&decoder, &mut FullKv::new(&decoder.shape()), &ids[..]);
+    let last = decoder.forward(
+        Input::from(&ids[..]).last_only(),
+        &mut FullKv::new(&decoder.shape()),
+    );
+    assert_eq!(bits(&last.expect("a good call")), all[19 * 97..]);
+}
+
+/// Three rows of different lengths, one of them silent for a call.
+#[test]
+fn a_row_of_a_ragged_batch_never_depends_on_its_neighbours() {
+    let decoder = tiny(2);
+    let probe = probe(&decoder);
+    let calls = [[7, 1, 40], [1, 0, 1], [0, 30, 1], [3, 3, 3]];
+    let rows: Vec<Vec<u32>> = (0..3).map(|row| tokens(64, row)).collect();
+    let make = || -> Vec<Box<dyn CacheBackend>> {
+        vec![
+            Box::new(FullKv::new(&decoder.shape())),
+            Box::new(residual(&decoder, 5, Floor::Tokens, &probe)),
+            Box::new(residual(&decoder, 5, Floor::Residuals, &probe)),
+            Box::new(kv_direct::cache::Window::new(&decoder.shape(), 5).expect("a budget")),
+        ]
+    };
+    for (mut together, alone) in make().into_iter().zip(make()) {
+        let mut alone: Vec<_> = (0..3).map(|_| alone.fork()).collect();
+        let mut at = [0; 3];
+        for call in calls {
+            let batch: Vec<Vec<u32>> = (0..3)
+                .map(|r| rows[r][at[r]..at[r] + call[r]].to_vec())
+                .collect();
+            let longest = batch.iter().map(Vec::len).max().unwrap_or(0);
+            let logits = feed(&decoder, &mut together, batch.clone());
+            for row in (0..3).filter(|&row| call[row] > 0) {
+                let expected = feed(&decoder, &mut alone[row], &batch[row][..]);
+                let found = &logits[row * longest * 97..][..call[row] * 97];
+                assert!(expected == found, "{together:?}: row {row} of {call:?}");
+            }
+            (0..3).for_each(|row| at[row] += call[row]);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Logits, kept positions, keys and values of tiny random models as transformers computes them.
+
+use std::{fs, path::PathBuf};
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{CacheBackend, FullKv, LayerIndex, Window},
+    model::{Decoder, Input},
+    pretrained::load,
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+use crate::support::Recorder;
+
+struct Case {
+    decoder: Decoder,
+    json: Value,
+    tensors: Vec<u8>,
+}
+
+impl Case {
+    fn read(model: &str, case: &str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/golden")
+            .join(model);
+        let json = fs::read(dir.join(format!("{case}.json"))).expect("golden data is committed");
+        let tensors =
+            fs::read(dir.join(format!("{case}.safetensors"))).expect("golden data is committed");
+        let decoder = load(&dir, &Device::flex())
+            .expect("a good model folder")
+            .decoder;
+        Self {
+            decoder,
+            json: serde_json::from_slice(&json).expect("JSON"),
+            tensors,
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.tensors).expect("safetensors");
+        let data = file
+            .tensor(name)
+            .expect("the case has this tensor")
+            .data()
+            .to_vec();
+        data.chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect()
+    }
+
+    /// Feeds the prompt and then token by token, and compares everything the case holds.
+    fn holds(&self, cache: impl CacheBackend) {
+        let mut cache = Recorder::new(cache);
+        let ids: Vec<Vec<u32>> =
+            serde_json::from_value(self.json["input_ids"].clone()).expect("ids");
+        let prompt = self.json["prompt_len"].as_u64().expect("a number") as usize;
+        let expected = self.tensor("logits");
+        let config = self.decoder.config();
+        let (vocab, steps) = (config.vocab, ids[0].len() - prompt + 1);
+        for step in 0..steps {
+            let from = if step == 0 { 0 } else { prompt + step - 1 };
+            let tokens: Vec<Vec<u32>> = ids
+                .iter()
+                .map(|row| row[from..prompt + step].to_vec())
+                .collect();
+            let logits = self
+                .decoder
+                .forward(Input::from(tokens).last_only(), &mut cache)
+                .expect("a good call");
+            let logits = logits.try_into_vec_as::<f32>().expect("f32");
+            for row in 0..ids.len() {
+                let expected = &expected[(row * steps + step) * vocab..][..vocab];
+                close(
+                    &logits[row * vocab..][..vocab],
+                    expected,
+                    1e-4,
+                    &format!("logits, step {step}, row {row}"),
+                );
+            }
+            for layer in 0..config.layers.len() {
+                let kept = cache.kept(LayerIndex::new(layer));
+                for row in 0..ids.len() {
+                    let expected: Vec<Vec<usize>> = serde_json::from_value(
+                        self.json["kept"][step][layer.to_string()][row].clone(),
+                    )
+                    .expect("kept positions of a step");
+                    let [ours] = kept.row(row) else {
+                        panic!("one list for all heads")
+                    };
+                    assert!(
+                        expected.iter().all(|theirs| theirs == ours),
+                        "kept, step {step}, layer {layer}"
+                    );
+                }
+            }
+        }
+        let reads = cache.take();
+        let last = &reads[reads.len() - config.layers.len()..];
+        for (layer, read) in last.iter().enumerate() {
+            let [keys, values] = ["k", "v"].map(|name| self.tensor(&format!("{name}.{layer}")));
+            let kept = cache.kept(LayerIndex::new(layer)).row(0)[0].clone();
+            let rows = kept.len();
+            for (index, position) in kept.iter().enumerate() {
+                let (_, k, v) = read
+                    .iter()
+                    .find(|(p, ..)| p == position)
+                    .expect("what is kept was read");
+                for head in 0..config.kv_heads {
+                    let theirs = (head * rows + index) * config.head_dim
+                        ..(head * rows + index + 1) * config.head_dim;
+                    let ours = head * config.head_dim..(head + 1) * config.head_dim;
+                    let floats =
+                        |bits: &[u32]| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
+                    close(
+                        &floats(&k[ours.clone()]),
+                        &keys[theirs.clone()],
+                        1e-5,
+                        "keys",
+                    );
+                    close(&floats(&v[ours]), &values[theirs], 1e-5, "values");
+                }
+            }
+        }
+    }
+}
+
+/// f32 against f32 of another implementation: `bound`, absolute below 1 and relative above, covers
+/// the order of sums, nothing more.
+fn close(ours: &[f32], theirs: &[f32], bound: f32, what: &str) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let off = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs().max(1.0);
+    let worst = ours.iter().zip(theirs).map(off).fold(0.0, f32::max);
+    assert!(worst <= bound, "{what}: off by {worst}");
+}
+
+#[test]
+fn full_kv_gives_the_logits_keys_and_values_of_transformers() {
+    for model in ["llama", "llama_mha"] {
+        let case = Case::read(model, "orig-full");
+        case.holds(FullKv::new(&case.decoder.shape()));
+    }
+}
+
+#[test]
+fn a_window_evicts_after_the_step_and_keeps_original_positions() {
+    for model in ["llama", "llama_mha"] {
+        let case = Case::read(model, "orig-window16");
+        case.holds(Window::new(&case.decoder.shape(), 16).expect("a budget"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The life of a cache: truncate, clear, fork, two caches on one model.
+
+use kv_direct::cache::{CacheBackend, CacheError, LayerIndex};
+
+use crate::support::{backends, feed, seen, tiny, tokens};
+
+#[test]
+fn the_last_call_of_a_lossless_backend_can_be_undone() {
+    let decoder = tiny(2);
+    let ids = tokens(40, 2);
+    for (name, mut cache) in backends(&decoder)
+        .into_iter()
+        .filter(|(name, _)| *name != "Window")
+    {
+        feed(&decoder, &mut cache, &ids[..20]);
+        let before = seen(&cache, 3);
+        feed(&decoder, &mut cache, &tokens(13, 77)[..]);
+        cache.truncate(20).expect("every length can be reached");
+        assert_eq!(before.0, seen(&cache, 3).0, "{name}");
+        assert_eq!(before.1, seen(&cache, 3).1, "{name}");
+        let mut straight = cache.fork();
+        straight.clear();
+        feed(&decoder, &mut straight, &ids[..20]);
+        let expected = feed(&decoder, &mut straight, &ids[20..]);
+        assert!(
+            feed(&decoder, &mut cache, &ids[20..]) == expected,
+            "{name} goes on as if never fed"
+        );
+    }
+}
+
+#[test]
+fn any_length_of_a_residual_checkpoint_can_be_reached() {
+    let decoder = tiny(2);
+    let ids = tokens(100, 2);
+    for (name, mut cache) in backends(&decoder)
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("Residual"))
+    {
+        feed(&decoder, &mut cache, &ids[..]);
+        for to in [99, 70, 64, 3] {
+            cache.truncate(to).expect("every length can be reached");
+            let mut straight = cache.fork();
+            straight.clear();
+            feed(&decoder, &mut straight, &ids[..to]);
+            let expected = feed(&decoder, &mut straight, &ids[to..to + 1]);
+            assert!(
+                feed(&decoder, &mut cache, &ids[to..to + 1]) == expected,
+                "{name} from {to}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_window_refuses_to_go_back_to_where_it_dropped_rows() {
+    let decoder = tiny(2);
+    for (_, mut cache) in backends(&decoder)
+        .into_iter()
+        .filter(|(name, _)| *name == "Window")
+    {
+        feed(&decoder, &mut cache, &tokens(5, 1)[..]);
+        cache.truncate(3).expect("nothing was dropped");
+        feed(&decoder, &mut cache, &tokens(9, 1)[..]);
+        let before = seen(&cache, 3);
+        let refused = cache.truncate(8);
+        assert!(
+            matches!(
+                refused,
+                Err(CacheError::Irreversible {
+                    row: 0,
+                    to: 8,
+                    oldest: 12
+                })
+            ),
+            "{refused:?}"
+        );
+        assert_eq!(seen(&cache, 3), before);
+        cache.truncate(12).expect("the end is where it stands");
+        cache.truncate(0).expect("as good as clear");
+        assert_eq!(cache.position(0), 0);
+    }
+}
+
+#[test]
+fn clear_and_truncate_to_nothing_are_as_new() {
+    let decoder = tiny(2);
+    let ids = tokens(30, 9);
+    for (name, mut cache) in backends(&decoder) {
+        let fresh = feed(&decoder, &mut cache.fork(), &ids[..]);
+        for clear in [true, false] {
+            feed(&decoder, &mut cache, vec![tokens(25, 4), tokens(3, 5)]);
+            if clear {
+                cache.clear();
+            } else {
+                cache
+                    .truncate(0)
+                    .expect("any backend can forget everything");
+            }
+            assert_eq!(cache.memory().total(), 0, "{name}");
+            assert!(
+                feed(&decoder, &mut cache, &ids[..]) == fresh,
+                "{name}: also another batch is welcome"
+            );
+            cache.clear();
+        }
+    }
+}
+
+#[test]
+fn a_fork_and_its_origin_share_nothing_that_changes() {
+    let decoder = tiny(2);
+    let ids = tokens(40, 6);
+    for (name, mut cache) in backends(&decoder) {
+        feed(&decoder, &mut cache, &ids[..20]);
+        let mut fork = cache.fork();
+        feed(&decoder, &mut fork, &tokens(20, 50)[..]);
+        let mut alone = cache.fork();
+        alone.clear();
+        feed(&decoder, &mut alone, &ids[..20]);
+        let expected = feed(&decoder, &mut alone, &ids[20..]);
+        assert!(feed(&decoder, &mut cache, &ids[20..]) == expected, "{name}");
+    }
+}
+
+#[test]
+fn two_caches_take_turns_on_one_decoder() {
+    let decoder = tiny(2);
+    let (a, b) = (tokens(24, 1), tokens(24, 2));
+    for ((name, mut one), (_, mut two)) in backends(&decoder).into_iter().zip(backends(&decoder)) {
+        let mut alone = one.fork();
+        let expected: Vec<_> = a
+            .chunks(5)
+            .map(|part| feed(&decoder, &mut alone, part))
+            .collect();
+        for (index, (part, other)) in a.chunks(5).zip(b.chunks(5)).enumerate() {
+            assert!(feed(&decoder, &mut one, part) == expected[index], "{name}");
+            feed(&decoder, &mut two, other);
+        }
+    }
+}
+
+#[test]
+fn what_a_cache_keeps_is_what_its_policy_says() {
+    let decoder = tiny(2);
+    for (name, mut cache) in backends(&decoder) {
+        feed(&decoder, &mut cache, &tokens(10, 1)[..]);
+        feed(&decoder, &mut cache, &tokens(2, 3)[..]);
+        let kept = cache.kept(LayerIndex::new(2));
+        let from = if name == "Window" { 6 } else { 0 };
+        assert_eq!(kept.row(0), [(from..12).collect::<Vec<_>>()], "{name}");
+        assert_eq!(
+            cache.kept(LayerIndex::new(3)).rows(),
+            0,
+            "there is no layer 3"
+        );
+    }
+}

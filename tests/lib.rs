@@ -1,0 +1,25 @@
+//! All integration tests in one binary: linking burn once is enough.
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    reason = "tests say what they check by their names"
+)]
+
+#[path = "it/bad_input.rs"]
+mod bad_input;
+#[path = "it/exactness.rs"]
+mod exactness;
+#[path = "it/golden.rs"]
+mod golden;
+#[path = "it/loader.rs"]
+mod loader;
+#[path = "it/memory.rs"]
+mod memory;
+#[path = "it/patching.rs"]
+mod patching;
+#[path = "it/real.rs"]
+mod real;
+#[path = "it/session.rs"]
+mod session;
+#[path = "it/support.rs"]
+mod support;
