@@ -9,6 +9,10 @@
 mod bad_input;
 #[path = "it/exactness.rs"]
 mod exactness;
+#[path = "it/families.rs"]
+mod families;
+#[path = "it/fields.rs"]
+mod fields;
 #[path = "it/golden.rs"]
 mod golden;
 #[path = "it/loader.rs"]
@@ -17,8 +21,14 @@ mod loader;
 mod memory;
 #[path = "it/patching.rs"]
 mod patching;
+#[path = "it/random.rs"]
+mod random;
 #[path = "it/real.rs"]
 mod real;
+#[path = "../examples/common/recorder.rs"]
+mod recorder;
+#[path = "it/reference.rs"]
+mod reference;
 #[path = "it/session.rs"]
 mod session;
 #[path = "it/support.rs"]

@@ -107,7 +107,7 @@ impl DecoderConfig {
         Self {
             vocab,
             hidden,
-            intermediate: 4 * hidden,
+            intermediate: hidden.saturating_mul(4),
             heads,
             kv_heads,
             head_dim,

@@ -21,7 +21,7 @@ fn refused(
     expected: impl Fn(&ForwardError) -> bool,
 ) {
     let decoder = tiny(2);
-    let ids = tokens(12, 1);
+    let ids = tokens(1, 12);
     for (name, mut cache) in backends(&decoder) {
         feed(&decoder, &mut cache, &ids[..9]);
         let (mut untouched, before) = (cache.fork(), seen(&cache, 3));
@@ -170,7 +170,7 @@ fn starts_for_another_number_of_rows() {
 fn after_a_step_that_failed_midway_only_clear_helps() {
     let decoder = tiny(2);
     for (name, mut cache) in backends(&decoder) {
-        feed(&decoder, &mut cache, &tokens(9, 1)[..]);
+        feed(&decoder, &mut cache, &tokens(1, 9)[..]);
         let step = Step::new(vec![vec![4, 2]].into(), &[9]).expect("tokens");
         cache.begin(&step).expect("a good step");
         let residual = decoder.embed(step.tokens()).expect("ids of the vocabulary");

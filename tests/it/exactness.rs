@@ -7,7 +7,10 @@ use kv_direct::{
 };
 use proptest::prelude::*;
 
-use crate::support::{Recorder, bits, feed, probe, random, residual, tiny, tokens};
+use crate::{
+    recorder::{Read, Recorder},
+    support::{bits, feed, probe, random, residual, tiny, tokens},
+};
 
 /// Widths on both sides of a piece of 512 in every linear layer, two layers.
 fn wide(kv_heads: usize) -> Decoder {
@@ -15,7 +18,7 @@ fn wide(kv_heads: usize) -> Decoder {
     config.head_dim = 136;
     config.intermediate = 1100;
     config.query_scale = 0.08;
-    random(config, 7)
+    random(&config)
 }
 
 struct Models(Vec<(Decoder, Conformance)>);
@@ -35,6 +38,18 @@ impl Models {
     }
 }
 
+/// Whether all that was read is the same to the bit.
+fn same_read(one: &Read, other: &Read) -> bool {
+    let bits = |read: &Read| -> Vec<Vec<(usize, Vec<u32>, Vec<u32>)>> {
+        let of = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+        let row = |row: &Vec<(usize, Vec<f32>, Vec<f32>)>| {
+            row.iter().map(|(p, k, v)| (*p, of(k), of(v))).collect()
+        };
+        read.iter().map(row).collect()
+    };
+    bits(one) == bits(other)
+}
+
 /// Feeds `calls` to both caches; every logit, and every key and value attention read, must agree.
 fn same_bits(
     decoder: &Decoder,
@@ -52,7 +67,7 @@ fn same_bits(
         prop_assert_eq!(differing, 0, "logits of call {}", call);
         for (layer, (expected, found)) in oracle.take().into_iter().zip(ours.take()).enumerate() {
             prop_assert!(
-                expected == found,
+                same_read(&expected, &found),
                 "keys and values of call {}, layer {}",
                 call,
                 layer
@@ -70,7 +85,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
         prop_oneof![0usize..=4, 0usize..=96],
         prop_oneof![Just(Floor::Tokens), Just(Floor::Residuals)],
         prop::collection::vec(1usize..=40, 1..16),
-        any::<u32>(),
+        any::<u64>(),
     );
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 48,
@@ -80,7 +95,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
     runner
         .run(&strategy, |(model, hot, floor, lengths, seed)| {
             let (decoder, probe) = &models.0[model];
-            let mut left = tokens(96, seed);
+            let mut left = tokens(seed, 96);
             let mut calls: Vec<Vec<u32>> = Vec::new();
             for length in lengths {
                 let rest = left.split_off(length.min(left.len()));
@@ -96,7 +111,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
 fn bits_hold_across_the_edge_of_a_piece_of_512_keys() {
     let decoder = tiny(2);
     let probe = probe(&decoder);
-    let ids = tokens(560, 3);
+    let ids = tokens(3, 560);
     let mut calls: Vec<Vec<u32>> = vec![ids[..500].to_vec()];
     calls.extend(ids[500..530].chunks(1).map(<[u32]>::to_vec));
     calls.push(ids[530..].to_vec());
@@ -111,7 +126,7 @@ fn bits_hold_across_the_edge_of_a_piece_of_512_keys() {
 #[test]
 fn full_kv_does_not_depend_on_how_tokens_are_split_into_calls() {
     let decoder = wide(2);
-    let ids = tokens(96, 11);
+    let ids = tokens(11, 96);
     let whole = feed(&decoder, &mut FullKv::new(&decoder.shape()), &ids[..]);
     for size in [1, 2, 3, 17, 65] {
         let mut cache = FullKv::new(&decoder.shape());
@@ -130,7 +145,7 @@ fn full_kv_does_not_depend_on_how_tokens_are_split_into_calls() {
 #[test]
 fn the_last_logits_are_the_last_row_of_all_logits() {
     let decoder = tiny(2);
-    let ids = tokens(20, 5);
+    let ids = tokens(5, 20);
     let all = feed(&decoder, &mut FullKv::new(&decoder.shape()), &ids[..]);
     let last = decoder.forward(
         Input::from(&ids[..]).last_only(),
@@ -145,7 +160,7 @@ fn a_row_of_a_ragged_batch_never_depends_on_its_neighbours() {
     let decoder = tiny(2);
     let probe = probe(&decoder);
     let calls = [[7, 1, 40], [1, 0, 1], [0, 30, 1], [3, 3, 3]];
-    let rows: Vec<Vec<u32>> = (0..3).map(|row| tokens(64, row)).collect();
+    let rows: Vec<Vec<u32>> = (0..3).map(|row| tokens(row, 64)).collect();
     let make = || -> Vec<Box<dyn CacheBackend>> {
         vec![
             Box::new(FullKv::new(&decoder.shape())),

@@ -11,7 +11,7 @@ use kv_direct::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::support::Recorder;
+use crate::recorder::{ReadRow, Recorder};
 
 struct Case {
     decoder: Decoder,
@@ -98,29 +98,23 @@ impl Case {
         let reads = cache.take();
         let last = &reads[reads.len() - config.layers.len()..];
         for (layer, read) in last.iter().enumerate() {
+            let kept = cache.kept(LayerIndex::new(layer));
             let [keys, values] = ["k", "v"].map(|name| self.tensor(&format!("{name}.{layer}")));
-            let kept = cache.kept(LayerIndex::new(layer)).row(0)[0].clone();
-            let rows = kept.len();
-            for (index, position) in kept.iter().enumerate() {
-                let (_, k, v) = read
+            let (mut our_keys, mut our_values) = (Vec::new(), Vec::new());
+            for (row, read) in read.iter().enumerate() {
+                let held: Vec<&ReadRow> = read
                     .iter()
-                    .find(|(p, ..)| p == position)
-                    .expect("what is kept was read");
+                    .filter(|(position, ..)| kept.row(row)[0].contains(position))
+                    .collect();
+                assert_eq!(held.len(), kept.row(row)[0].len(), "what is kept was read");
                 for head in 0..config.kv_heads {
-                    let theirs = (head * rows + index) * config.head_dim
-                        ..(head * rows + index + 1) * config.head_dim;
-                    let ours = head * config.head_dim..(head + 1) * config.head_dim;
-                    let floats =
-                        |bits: &[u32]| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
-                    close(
-                        &floats(&k[ours.clone()]),
-                        &keys[theirs.clone()],
-                        1e-5,
-                        "keys",
-                    );
-                    close(&floats(&v[ours]), &values[theirs], 1e-5, "values");
+                    let width = head * config.head_dim..(head + 1) * config.head_dim;
+                    our_keys.extend(held.iter().flat_map(|(_, key, _)| &key[width.clone()]));
+                    our_values.extend(held.iter().flat_map(|(.., value)| &value[width.clone()]));
                 }
             }
+            close(&our_keys, &keys, 1e-5, "keys");
+            close(&our_values, &values, 1e-5, "values");
         }
     }
 }

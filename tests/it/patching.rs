@@ -63,7 +63,7 @@ pub fn kl(p: &[u32], q: &[u32]) -> f64 {
 fn another_prompts_residuals_give_that_prompts_output_at_every_layer() {
     for kv_heads in [1, 2, 4] {
         let decoder = tiny(kv_heads);
-        let (recipient, donor) = (tokens(30, 1), tokens(30, 900));
+        let (recipient, donor) = (tokens(1, 30), tokens(900, 30));
         for layer in 0..decoder.shape().layers() {
             let (patched, expected) = patch(&decoder, &recipient, &donor, layer);
             assert_eq!(patched, expected, "layer {layer}");

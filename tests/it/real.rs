@@ -1,1 +1,127 @@
+//! SmolLM2-135M-Instruct, where the variable `KV_DIRECT_MODELS` names a folder of models.
 
+use std::{env, path::PathBuf};
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{CacheBackend, Floor, FullKv, Window},
+    generate::Greedy,
+    pretrained::{Pretrained, load},
+};
+use serde::Deserialize;
+
+use crate::{
+    patching::{kl, patch},
+    support::{feed, probe, residual},
+};
+
+#[derive(Deserialize)]
+struct Case {
+    kind: String,
+    prompt_ids: Vec<u32>,
+    new_ids: Vec<u32>,
+    gaps: Vec<f32>,
+}
+
+/// The model, or a visible note that the test was skipped.
+fn smollm2(test: &str) -> Option<Pretrained> {
+    let Some(models) = env::var_os("KV_DIRECT_MODELS") else {
+        // Not through the captured output: a skipped test must be seen.
+        let note = format!("SKIPPED {test}: KV_DIRECT_MODELS does not name a folder of models\n");
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), note.as_bytes());
+        return None;
+    };
+    let dir = PathBuf::from(models).join("smollm2-135m-instruct");
+    Some(load(&dir, &Device::flex()).expect("KV_DIRECT_MODELS holds smollm2-135m-instruct"))
+}
+
+fn cases() -> Vec<Case> {
+    let json: serde_json::Value =
+        serde_json::from_str(include_str!("../golden/real.json")).expect("JSON");
+    serde_json::from_value(json["cases"]["smollm2-135m-instruct"].clone()).expect("cases")
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() {
+    let Some(model) = smollm2("greedy_tokens_are_those_of_transformers") else {
+        return;
+    };
+    for case in cases() {
+        let mut cache = FullKv::new(&model.decoder.shape());
+        let sure = case
+            .gaps
+            .iter()
+            .position(|&gap| gap < 1e-3)
+            .unwrap_or(case.gaps.len());
+        let ids: Vec<u32> = Greedy::new(&model.decoder, &mut cache, &case.prompt_ids)
+            .expect("a prompt")
+            .take(sure)
+            .collect::<Result<_, _>>()
+            .expect("finite logits");
+        assert_eq!(
+            ids,
+            case.new_ids[..sure],
+            "{} of {} tokens",
+            case.kind,
+            case.prompt_ids.len()
+        );
+        assert!(sure > 0, "a case that compares nothing");
+    }
+}
+
+#[test]
+fn real_logits_keep_their_bits_when_old_rows_are_rebuilt() {
+    let Some(model) = smollm2("real_logits_keep_their_bits_when_old_rows_are_rebuilt") else {
+        return;
+    };
+    let decoder = &model.decoder;
+    let probe = probe(decoder);
+    let ids: Vec<u32> = cases()
+        .into_iter()
+        .max_by_key(|case| case.prompt_ids.len())
+        .expect("cases")
+        .prompt_ids;
+    let mut full = FullKv::new(&decoder.shape());
+    let mut caches = [
+        residual(decoder, 32, Floor::Tokens, &probe),
+        residual(decoder, 0, Floor::Tokens, &probe),
+        residual(decoder, 64, Floor::Residuals, &probe),
+    ];
+    let mut at = 0;
+    for count in [100, 1, 1, 37, 2, 1] {
+        let call = &ids[at..at + count];
+        let expected = feed(decoder, &mut full, call);
+        for cache in &mut caches {
+            let found = feed(decoder, cache, call);
+            let differing = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
+            assert_eq!(differing, 0, "{count} tokens at {at}");
+        }
+        at += count;
+    }
+    let mut window = Window::new(&decoder.shape(), 32).expect("a budget");
+    feed(decoder, &mut window, &ids[..100]);
+    assert_ne!(
+        feed(decoder, &mut window, &ids[100..101]),
+        feed(decoder, &mut full.fork(), &ids[100..101])
+    );
+}
+
+#[test]
+fn real_residuals_of_another_prompt_give_its_output_at_every_layer() {
+    let Some(model) = smollm2("real_residuals_of_another_prompt_give_its_output_at_every_layer")
+    else {
+        return;
+    };
+    let prompt = cases().remove(0).prompt_ids;
+    let (recipient, donor) = (&prompt[..8], &prompt[8..16]);
+    for layer in 0..model.decoder.shape().layers() {
+        let (patched, expected) = patch(&model.decoder, recipient, donor, layer);
+        assert!(patched == expected, "layer {layer}");
+        let vocab = model.decoder.config().vocab;
+        assert_eq!(
+            kl(&patched[7 * vocab..], &expected[7 * vocab..]),
+            0.0,
+            "layer {layer}"
+        );
+    }
+}

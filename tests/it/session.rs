@@ -7,14 +7,14 @@ use crate::support::{backends, feed, seen, tiny, tokens};
 #[test]
 fn the_last_call_of_a_lossless_backend_can_be_undone() {
     let decoder = tiny(2);
-    let ids = tokens(40, 2);
+    let ids = tokens(2, 40);
     for (name, mut cache) in backends(&decoder)
         .into_iter()
         .filter(|(name, _)| *name != "Window")
     {
         feed(&decoder, &mut cache, &ids[..20]);
         let before = seen(&cache, 3);
-        feed(&decoder, &mut cache, &tokens(13, 77)[..]);
+        feed(&decoder, &mut cache, &tokens(77, 13)[..]);
         cache.truncate(20).expect("every length can be reached");
         assert_eq!(before.0, seen(&cache, 3).0, "{name}");
         assert_eq!(before.1, seen(&cache, 3).1, "{name}");
@@ -32,7 +32,7 @@ fn the_last_call_of_a_lossless_backend_can_be_undone() {
 #[test]
 fn any_length_of_a_residual_checkpoint_can_be_reached() {
     let decoder = tiny(2);
-    let ids = tokens(100, 2);
+    let ids = tokens(2, 100);
     for (name, mut cache) in backends(&decoder)
         .into_iter()
         .filter(|(name, _)| name.starts_with("Residual"))
@@ -59,9 +59,9 @@ fn a_window_refuses_to_go_back_to_where_it_dropped_rows() {
         .into_iter()
         .filter(|(name, _)| *name == "Window")
     {
-        feed(&decoder, &mut cache, &tokens(5, 1)[..]);
+        feed(&decoder, &mut cache, &tokens(1, 5)[..]);
         cache.truncate(3).expect("nothing was dropped");
-        feed(&decoder, &mut cache, &tokens(9, 1)[..]);
+        feed(&decoder, &mut cache, &tokens(1, 9)[..]);
         let before = seen(&cache, 3);
         let refused = cache.truncate(8);
         assert!(
@@ -85,11 +85,11 @@ fn a_window_refuses_to_go_back_to_where_it_dropped_rows() {
 #[test]
 fn clear_and_truncate_to_nothing_are_as_new() {
     let decoder = tiny(2);
-    let ids = tokens(30, 9);
+    let ids = tokens(9, 30);
     for (name, mut cache) in backends(&decoder) {
         let fresh = feed(&decoder, &mut cache.fork(), &ids[..]);
         for clear in [true, false] {
-            feed(&decoder, &mut cache, vec![tokens(25, 4), tokens(3, 5)]);
+            feed(&decoder, &mut cache, vec![tokens(4, 25), tokens(5, 3)]);
             if clear {
                 cache.clear();
             } else {
@@ -110,11 +110,11 @@ fn clear_and_truncate_to_nothing_are_as_new() {
 #[test]
 fn a_fork_and_its_origin_share_nothing_that_changes() {
     let decoder = tiny(2);
-    let ids = tokens(40, 6);
+    let ids = tokens(6, 40);
     for (name, mut cache) in backends(&decoder) {
         feed(&decoder, &mut cache, &ids[..20]);
         let mut fork = cache.fork();
-        feed(&decoder, &mut fork, &tokens(20, 50)[..]);
+        feed(&decoder, &mut fork, &tokens(50, 20)[..]);
         let mut alone = cache.fork();
         alone.clear();
         feed(&decoder, &mut alone, &ids[..20]);
@@ -126,7 +126,7 @@ fn a_fork_and_its_origin_share_nothing_that_changes() {
 #[test]
 fn two_caches_take_turns_on_one_decoder() {
     let decoder = tiny(2);
-    let (a, b) = (tokens(24, 1), tokens(24, 2));
+    let (a, b) = (tokens(1, 24), tokens(2, 24));
     for ((name, mut one), (_, mut two)) in backends(&decoder).into_iter().zip(backends(&decoder)) {
         let mut alone = one.fork();
         let expected: Vec<_> = a
@@ -144,8 +144,8 @@ fn two_caches_take_turns_on_one_decoder() {
 fn what_a_cache_keeps_is_what_its_policy_says() {
     let decoder = tiny(2);
     for (name, mut cache) in backends(&decoder) {
-        feed(&decoder, &mut cache, &tokens(10, 1)[..]);
-        feed(&decoder, &mut cache, &tokens(2, 3)[..]);
+        feed(&decoder, &mut cache, &tokens(1, 10)[..]);
+        feed(&decoder, &mut cache, &tokens(3, 2)[..]);
         let kept = cache.kept(LayerIndex::new(2));
         let from = if name == "Window" { 6 } else { 0 };
         assert_eq!(kept.row(0), [(from..12).collect::<Vec<_>>()], "{name}");

@@ -1,0 +1,115 @@
+//! A cache that writes down what attention read.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Tensor;
+use kv_direct::{
+    cache::{
+        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Observation, Observed, Span, Step,
+    },
+    memory::MemoryReport,
+    positions::Positions,
+};
+
+/// One row that attention read: its position, and its key and value, `[kv_heads · head_dim]`.
+pub type ReadRow = (usize, Vec<f32>, Vec<f32>);
+
+/// What attention read in one call: for each batch row its rows, positions rising.
+pub type Read = Vec<Vec<ReadRow>>;
+
+/// Forwards everything, and keeps what each call of `keys_values` answered, layer by layer.
+#[derive(Debug)]
+pub struct Recorder<C> {
+    inner: C,
+    reads: Arc<Mutex<Vec<Read>>>,
+}
+
+impl<C> Recorder<C> {
+    pub fn new(inner: C) -> Self {
+        Self {
+            inner,
+            reads: Arc::default(),
+        }
+    }
+
+    /// What was read since the last time this was asked.
+    pub fn take(&self) -> Vec<Read> {
+        std::mem::take(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The rows of an answer, copied, so that the cache's buffers stay its own.
+fn copy(answer: &KeysValues) -> Read {
+    let [batch, heads, width, slots] = answer.keys().dims();
+    let rows = |tensor: Tensor<4>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
+    let keys = rows(answer.keys().clone().permute([0, 3, 1, 2]));
+    let values = rows(answer.values().clone().permute([0, 2, 1, 3]));
+    (0..batch)
+        .map(|row| {
+            let at = |all: &[f32], slot| {
+                all[(row * slots + slot) * heads * width..][..heads * width].to_vec()
+            };
+            let positions = answer.positions().slots(row, 0);
+            let used = (0..slots).filter(|&slot| positions[slot] != Positions::EMPTY);
+            let mut read: Vec<ReadRow> = used
+                .map(|slot| (positions[slot], at(&keys, slot), at(&values, slot)))
+                .collect();
+            read.sort_by_key(|(position, ..)| *position);
+            read
+        })
+        .collect()
+}
+
+impl<C> CacheBackend for Recorder<C>
+where
+    C: CacheBackend,
+{
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.inner.begin(step)
+    }
+
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        let answer = self.inner.keys_values(layer, span)?;
+        self.reads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(copy(&answer));
+        Ok(answer)
+    }
+
+    fn wants(&self, layer: LayerIndex, step: &Step) -> Observation {
+        self.inner.wants(layer, step)
+    }
+
+    fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
+        self.inner.observe(layer, seen)
+    }
+
+    fn commit(&mut self) -> Result<(), CacheError> {
+        self.inner.commit()
+    }
+
+    fn position(&self, row: usize) -> usize {
+        self.inner.position(row)
+    }
+
+    fn kept(&self, layer: LayerIndex) -> Kept {
+        self.inner.kept(layer)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        self.inner.memory()
+    }
+
+    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+        self.inner.truncate(to)
+    }
+
+    fn clear(&mut self) {
+        self.inner.clear();
+    }
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        self.inner.fork()
+    }
+}
