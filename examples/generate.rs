@@ -9,9 +9,13 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::Parser;
-use kv_direct::generate::Greedy;
+use kv_direct::{
+    cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window},
+    generate::Greedy,
+    model::Decoder,
+};
 use tokenizers::Tokenizer;
 
 /// Greedy text from a model folder.
@@ -42,7 +46,7 @@ fn main() -> Result<()> {
         .encode(args.prompt, true)
         .map_err(|error| anyhow!(error))?;
     let model = common::load(&args.model)?;
-    let mut cache = common::cache(&args.cache, args.hot, &model.decoder)?;
+    let mut cache = cache(&args.cache, args.hot, &model.decoder)?;
 
     let mut text = tokenizer.decode_stream(true);
     let mut show = |id| -> Result<()> {
@@ -70,4 +74,19 @@ fn main() -> Result<()> {
         memory.scratch_peak
     );
     Ok(())
+}
+
+/// A cache by its `--cache` name, `hot` rows kept.
+fn cache(name: &str, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
+    let shape = decoder.shape();
+    Ok(match name {
+        "full" => Box::new(FullKv::new(&shape)),
+        "window" => Box::new(Window::new(&shape, hot)?),
+        "residual" => Box::new(ResidualCheckpoint::new(
+            &shape,
+            decoder.device(),
+            ResidualConfig::new(hot),
+        )?),
+        other => bail!("unknown cache {other}: full, window or residual"),
+    })
 }

@@ -12,20 +12,20 @@ use kv_direct::{
 };
 
 /// One row that attention read: its position, and its key and value, `[kv_heads · head_dim]`.
-pub type ReadRow = (usize, Vec<f32>, Vec<f32>);
+pub(crate) type ReadRow = (usize, Vec<f32>, Vec<f32>);
 
 /// What attention read in one call: for each batch row its rows, positions rising.
-pub type Read = Vec<Vec<ReadRow>>;
+pub(crate) type Read = Vec<Vec<ReadRow>>;
 
 /// Forwards everything, and keeps what each call of `keys_values` answered, layer by layer.
 #[derive(Debug)]
-pub struct Recorder<C> {
+pub(crate) struct Recorder<C> {
     inner: C,
     reads: Arc<Mutex<Vec<Read>>>,
 }
 
 impl<C> Recorder<C> {
-    pub fn new(inner: C) -> Self {
+    pub(crate) fn new(inner: C) -> Self {
         Self {
             inner,
             reads: Arc::default(),
@@ -33,7 +33,7 @@ impl<C> Recorder<C> {
     }
 
     /// What was read since the last time this was asked.
-    pub fn take(&self) -> Vec<Read> {
+    pub(crate) fn take(&self) -> Vec<Read> {
         std::mem::take(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,0 +1,147 @@
+//! What each backend keeps, loses and costs, with `FullKv` as reference:
+//! `cargo run --example compare` on the small built-in model, `-- --model DIR` on a real one.
+//!
+//! The defaults are the set-up of the KV-Direct paper's Figure 4: 512 tokens of context, 50 new ones,
+//! budgets of 32 to 384 rows.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod measure;
+mod report;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Result, anyhow, ensure};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use kv_direct::exact::conformance::Conformance;
+use measure::{Measurement, Reference, Setup};
+use tokenizers::Tokenizer;
+
+/// Compares cache backends on greedy decoding.
+#[derive(Parser)]
+struct Args {
+    /// Folder with config.json, safetensors and tokenizer.json.
+    #[arg(long, default_value = common::BUILT_IN)]
+    model: PathBuf,
+    /// Tokens of every prompt.
+    #[arg(long, default_value_t = 512)]
+    context: usize,
+    /// Tokens to decode.
+    #[arg(long, default_value_t = 50)]
+    new: usize,
+    /// Rows kept, a run for each.
+    #[arg(long, value_delimiter = ',', default_values_t = [32, 64, 128, 256, 384])]
+    budgets: Vec<usize>,
+    /// Backends, each at every budget: window, residual (token ids below the exact rows), or
+    /// residuals (one residual per layer).
+    #[arg(long, value_delimiter = ',', default_values_t = ["window".to_owned(), "residual".to_owned()])]
+    backends: Vec<String>,
+    /// Prompts, cut from the text at even distances.
+    #[arg(long, default_value_t = 1)]
+    prompts: usize,
+    /// Text the prompts are cut from, instead of a story of the project's own.
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Feeds prompts to all backends but the reference in calls of this many tokens.
+    #[arg(long)]
+    chunk: Option<usize>,
+    /// One JSON object on stdout instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    ensure!(
+        args.context > 0 && args.new > 0 && args.prompts > 0,
+        "context, new and prompts must not be 0"
+    );
+    let tokenizer =
+        Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| anyhow!(error))?;
+    let text = args.text.as_ref().map_or_else(
+        || Ok(include_str!("text.txt").to_owned()),
+        fs::read_to_string,
+    )?;
+    let ids = tokenizer
+        .encode(text, false)
+        .map_err(|error| anyhow!(error))?
+        .get_ids()
+        .to_vec();
+    let prompts = prompts(&ids, args.context, args.prompts)?;
+
+    let model = common::load(&args.model)?;
+    let decoder = &model.decoder;
+    let shape = decoder.shape();
+    let setup = Setup {
+        decoder,
+        conformance: Conformance::probe(&shape.kernels, decoder.device(), shape.dtype),
+        chunk: args.chunk,
+    };
+    let runs: Vec<(&str, usize)> = args
+        .backends
+        .iter()
+        .flat_map(|backend| {
+            args.budgets
+                .iter()
+                .map(move |&budget| (backend.as_str(), budget))
+        })
+        .collect();
+
+    let bar = ProgressBar::new(((runs.len() + 1) * prompts.len() * args.new) as u64);
+    bar.set_style(ProgressStyle::with_template(
+        "{msg:24} {bar:40} {pos}/{len} tokens, {eta} left",
+    )?);
+    let mut rows: Vec<Measurement> = Vec::new();
+    for prompt in &prompts {
+        bar.set_message("full");
+        let (reference, full) = Reference::run(&setup, prompt, args.new, &bar)?;
+        let mut measured = vec![full];
+        for &(backend, budget) in &runs {
+            bar.set_message(format!("{backend} {budget}"));
+            measured.push(reference.compare(&setup, backend, budget, prompt, &bar)?);
+        }
+        if rows.is_empty() {
+            rows = measured;
+        } else {
+            rows.iter_mut()
+                .zip(measured)
+                .for_each(|(row, more)| row.add(more));
+        }
+    }
+    bar.finish_and_clear();
+
+    let name = args
+        .model
+        .file_name()
+        .map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let head = report::Head {
+        model: &name,
+        context: args.context,
+        new: args.new,
+        prompts: prompts.len(),
+    };
+    if args.json {
+        println!("{}", report::json(&head, &rows));
+    } else {
+        print!("{}", report::table(&head, &rows));
+    }
+    Ok(())
+}
+
+/// `count` prompts of `length` ids, from the start of the text to its end at even distances.
+fn prompts(ids: &[u32], length: usize, count: usize) -> Result<Vec<&[u32]>> {
+    ensure!(
+        ids.len() >= length,
+        "the text has {} tokens, a prompt needs {length}",
+        ids.len()
+    );
+    let spare = ids.len() - length;
+    let distance = if count > 1 { spare / (count - 1) } else { 0 };
+    ensure!(
+        count == 1 || distance > 0,
+        "the text has {} tokens: too few for {count} prompts of {length}",
+        ids.len()
+    );
+    Ok((0..count).map(|i| &ids[i * distance..][..length]).collect())
+}

@@ -1,0 +1,311 @@
+//! Greedy runs against a reference, and what they differ by.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use indicatif::ProgressBar;
+use kv_direct::{
+    cache::{CacheBackend, Floor, FullKv, ResidualCheckpoint, ResidualConfig, Window},
+    exact::conformance::Conformance,
+    memory::MemoryReport,
+    model::{Decoder, Input},
+};
+use serde_json::{Value, json};
+
+/// What all runs of a comparison share.
+pub(crate) struct Setup<'a> {
+    pub(crate) decoder: &'a Decoder,
+    pub(crate) conformance: Conformance,
+    pub(crate) chunk: Option<usize>,
+}
+
+impl Setup<'_> {
+    /// A cache by its name on the command line, and how a report names it: kind and options.
+    fn cache(
+        &self,
+        name: &str,
+        budget: usize,
+    ) -> Result<(Box<dyn CacheBackend>, &'static str, Value)> {
+        let shape = self.decoder.shape();
+        let residual = |floor| {
+            let config = ResidualConfig::new(budget)
+                .with_floor(floor)
+                .even_if_larger();
+            let config = config.with_conformance(self.conformance.clone());
+            ResidualCheckpoint::new(&shape, self.decoder.device(), config)
+        };
+        Ok(match name {
+            "window" => (
+                Box::new(Window::new(&shape, budget)?),
+                "window",
+                json!({ "size": budget }),
+            ),
+            "residual" => (
+                Box::new(residual(Floor::Tokens)?),
+                "residual",
+                json!({ "hot": budget, "plan": "tokens" }),
+            ),
+            "residuals" => (
+                Box::new(residual(Floor::Residuals)?),
+                "residual",
+                json!({ "hot": budget, "plan": "residuals" }),
+            ),
+            other => bail!("unknown backend {other}: window, residual or residuals"),
+        })
+    }
+
+    /// Feeds a prompt and answers the logits of its last token.
+    fn prefill(
+        &self,
+        cache: &mut dyn CacheBackend,
+        prompt: &[u32],
+        chunk: usize,
+    ) -> Result<Vec<f32>> {
+        let mut logits = Vec::new();
+        let calls = prompt.len().div_ceil(chunk);
+        for (call, tokens) in prompt.chunks(chunk).enumerate() {
+            logits = self.feed(cache, Input::from(tokens).more_follows(call + 1 < calls))?;
+        }
+        Ok(logits)
+    }
+
+    fn feed(&self, cache: &mut dyn CacheBackend, input: impl Into<Input>) -> Result<Vec<f32>> {
+        Ok(self
+            .decoder
+            .forward(input.into().last_only(), cache)?
+            .try_into_vec_as()?)
+    }
+}
+
+/// The run of `FullKv` that others are compared with: the logits each token was chosen from.
+pub(crate) struct Reference {
+    logits: Vec<Vec<f32>>,
+    tokens: Vec<u32>,
+    bytes_per_token: usize,
+}
+
+/// What was measured of one backend at one budget, over one prompt or several.
+pub(crate) struct Measurement {
+    pub(crate) backend: &'static str,
+    pub(crate) options: Value,
+    pub(crate) budget: Option<usize>,
+    /// Share of tokens equal to the reference's, by prompt.
+    pub(crate) matches: Vec<f64>,
+    pub(crate) first_divergence: Option<usize>,
+    pub(crate) forced: Forced,
+    pub(crate) bits_equal: bool,
+    /// At the end of the run; of several prompts the largest.
+    pub(crate) memory: MemoryReport,
+    pub(crate) total_peak: usize,
+    pub(crate) per_old_token: usize,
+    pub(crate) steps_ms: Vec<f64>,
+}
+
+/// Differences of logits where the reference's tokens are fed.
+#[derive(Default)]
+pub(crate) struct Forced {
+    pub(crate) max_abs_dlogit: f64,
+    pub(crate) max_kl: f64,
+    kl: f64,
+    top1: usize,
+    count: usize,
+}
+
+impl Reference {
+    /// Decodes `new` tokens with `FullKv`.
+    pub(crate) fn run(
+        setup: &Setup<'_>,
+        prompt: &[u32],
+        new: usize,
+        bar: &ProgressBar,
+    ) -> Result<(Self, Measurement)> {
+        let mut cache = FullKv::new(&setup.decoder.shape());
+        let mut logits = vec![setup.prefill(&mut cache, prompt, prompt.len())?];
+        let mut tokens = vec![argmax(&logits[0])];
+        let (mut steps_ms, mut total_peak) = (Vec::new(), cache.memory().total());
+        while tokens.len() < new {
+            bar.inc(1);
+            let start = Instant::now();
+            logits.push(setup.feed(&mut cache, &tokens[tokens.len() - 1..])?);
+            steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            tokens.push(argmax(&logits[tokens.len()]));
+            total_peak = total_peak.max(cache.memory().total());
+        }
+        bar.inc(1);
+        let mut forced = Forced::default();
+        logits.iter().for_each(|row| forced.add(row, row));
+        let bytes_per_token = setup.decoder.shape().keys_values_per_token();
+        let measurement = Measurement {
+            backend: "full",
+            options: json!({}),
+            budget: None,
+            matches: vec![1.0],
+            first_divergence: None,
+            forced,
+            bits_equal: true,
+            memory: cache.memory(),
+            total_peak,
+            per_old_token: bytes_per_token,
+            steps_ms,
+        };
+        Ok((
+            Self {
+                logits,
+                tokens,
+                bytes_per_token,
+            },
+            measurement,
+        ))
+    }
+
+    /// Decodes freely with another backend. Where its choice first differs from the reference's, a
+    /// fork goes on with the reference's tokens, so that logits are compared over the same text.
+    pub(crate) fn compare(
+        &self,
+        setup: &Setup<'_>,
+        name: &str,
+        budget: usize,
+        prompt: &[u32],
+        bar: &ProgressBar,
+    ) -> Result<Measurement> {
+        let (mut free, backend, options) = setup.cache(name, budget)?;
+        let mut forced: Option<Box<dyn CacheBackend>> = None;
+        let mut logits = setup.prefill(&mut free, prompt, setup.chunk.unwrap_or(prompt.len()))?;
+        let mut forced_logits = logits.clone();
+        let peak = |cache: &dyn CacheBackend| cache.memory().total() + cache.memory().scratch_peak;
+        let after_prompt = in_use(&free.memory());
+        let mut row = Measurement {
+            backend,
+            options,
+            budget: Some(budget),
+            matches: Vec::new(),
+            first_divergence: None,
+            forced: Forced::default(),
+            bits_equal: true,
+            memory: MemoryReport::default(),
+            total_peak: peak(&free),
+            per_old_token: 0,
+            steps_ms: Vec::new(),
+        };
+        let mut matching = 0;
+        for (step, (expected, &token)) in self.logits.iter().zip(&self.tokens).enumerate() {
+            row.bits_equal &= same_bits(&forced_logits, expected);
+            row.forced.add(expected, &forced_logits);
+            let own = argmax(&logits);
+            matching += usize::from(own == token);
+            if own != token && forced.is_none() {
+                row.first_divergence = Some(step);
+                forced = Some(free.fork());
+            }
+            bar.inc(1);
+            if step + 1 == self.tokens.len() {
+                break;
+            }
+            let start = Instant::now();
+            logits = setup.feed(&mut free, &[own][..])?;
+            row.steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            row.total_peak = row.total_peak.max(peak(&free));
+            forced_logits = match &mut forced {
+                Some(cache) => setup.feed(cache, &[token][..])?,
+                None => logits.clone(),
+            };
+        }
+        row.matches.push(matching as f64 / self.tokens.len() as f64);
+        row.memory = free.memory();
+        let fed = (self.tokens.len() - 1).max(1);
+        row.per_old_token = (in_use(&row.memory) - after_prompt.min(in_use(&row.memory))) / fed;
+        debug_assert!(row.per_old_token <= 2 * self.bytes_per_token);
+        Ok(row)
+    }
+}
+
+impl Measurement {
+    /// Takes in the measurement of the same backend over another prompt.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.matches.extend(more.matches);
+        self.first_divergence = match (self.first_divergence, more.first_divergence) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+        self.forced.max_abs_dlogit = self.forced.max_abs_dlogit.max(more.forced.max_abs_dlogit);
+        self.forced.max_kl = self.forced.max_kl.max(more.forced.max_kl);
+        self.forced.kl += more.forced.kl;
+        self.forced.top1 += more.forced.top1;
+        self.forced.count += more.forced.count;
+        self.bits_equal &= more.bits_equal;
+        if more.memory.total() > self.memory.total() {
+            self.memory = more.memory;
+        }
+        self.total_peak = self.total_peak.max(more.total_peak);
+        self.per_old_token = self.per_old_token.max(more.per_old_token);
+        self.steps_ms.extend(more.steps_ms);
+    }
+
+    pub(crate) fn token_match(&self) -> f64 {
+        self.matches.iter().sum::<f64>() / self.matches.len() as f64
+    }
+
+    /// Median time of a decode step; 0 where none was made.
+    pub(crate) fn ms_per_token(&self) -> f64 {
+        let mut steps = self.steps_ms.clone();
+        steps.sort_by(f64::total_cmp);
+        steps.get(steps.len() / 2).copied().unwrap_or(0.0)
+    }
+}
+
+impl Forced {
+    pub(crate) fn mean_kl(&self) -> f64 {
+        self.kl / self.count as f64
+    }
+
+    /// Share of steps in which both would have chosen the same token.
+    pub(crate) fn top1(&self) -> f64 {
+        self.top1 as f64 / self.count as f64
+    }
+
+    fn add(&mut self, expected: &[f32], found: &[f32]) {
+        let differences = expected
+            .iter()
+            .zip(found)
+            .map(|(a, b)| f64::from((a - b).abs()));
+        self.max_abs_dlogit = differences.fold(self.max_abs_dlogit, f64::max);
+        let (p, q) = (log_softmax(expected), log_softmax(found));
+        let kl: f64 = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
+        self.kl += kl;
+        self.max_kl = self.max_kl.max(kl);
+        self.top1 += usize::from(argmax(expected) == argmax(found));
+        self.count += 1;
+    }
+}
+
+/// Bytes of rows in use, by whatever part.
+fn in_use(report: &MemoryReport) -> usize {
+    report.keys_values + report.residuals + report.tokens + report.scores
+}
+
+fn same_bits(one: &[f32], other: &[f32]) -> bool {
+    one.len() == other.len()
+        && one
+            .iter()
+            .zip(other)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// The index of the largest, the lowest of equals.
+fn argmax(logits: &[f32]) -> u32 {
+    let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
+    best.unwrap_or(0) as u32
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total = logits
+        .iter()
+        .map(|&logit| f64::from(logit - max).exp())
+        .sum::<f64>()
+        .ln();
+    logits
+        .iter()
+        .map(|&logit| f64::from(logit - max) - total)
+        .collect()
+}

@@ -1,0 +1,376 @@
+//! Runs a script of operations against a model folder and writes down what the cache did:
+//! `cargo run --release --example trace -- --model DIR --script SCRIPT.json --out OUT.safetensors`
+//!
+//! `docs/trace.md` describes script and output. The exit status is 2 when script or model cannot be
+//! read and 0 when the script ran to its end, whatever was refused.
+
+#[path = "common/recorder.rs"]
+mod recorder;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use clap::Parser;
+use kv_direct::{
+    cache::{
+        CacheBackend, Floor, FullKv, Kept, LayerIndex, ResidualCheckpoint, ResidualConfig, Window,
+    },
+    memory::MemoryReport,
+    model::{Decoder, Input},
+    pretrained::load,
+};
+use recorder::{Read, Recorder};
+use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Runs a trace script.
+#[derive(Parser)]
+struct Args {
+    /// Folder with config.json and safetensors.
+    #[arg(long)]
+    model: PathBuf,
+    /// The script, JSON.
+    #[arg(long)]
+    script: PathBuf,
+    /// Where logits (and keys and values) go.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Script {
+    #[serde(default)]
+    dtype: Option<String>,
+    #[serde(default)]
+    logits: Logits,
+    #[serde(default)]
+    dump: Vec<String>,
+    cache: Value,
+    ops: Vec<Op>,
+}
+
+#[derive(Deserialize, Default, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Logits {
+    #[default]
+    All,
+    Last,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+enum Op {
+    Feed {
+        tokens: Vec<Vec<u32>>,
+        #[serde(default = "yes")]
+        last: bool,
+    },
+    Truncate {
+        to: usize,
+    },
+    Clear,
+    Fork {
+        name: String,
+    },
+    Use {
+        name: String,
+    },
+    #[serde(untagged)]
+    Other(Value),
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// The fields of the cache kinds there are.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum Kind {
+    Full {},
+    Window {
+        size: usize,
+    },
+    Residual {
+        hot: usize,
+        #[serde(default)]
+        plan: Plan,
+    },
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+enum Plan {
+    #[default]
+    Tokens,
+    Residuals,
+}
+
+/// Why an operation was refused: the name of the error, and its text.
+struct Refusal {
+    kind: String,
+    message: String,
+}
+
+impl Refusal {
+    fn new(kind: &str, message: impl Into<String>) -> Self {
+        Self {
+            kind: kind.into(),
+            message: message.into(),
+        }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Refusal {
+    /// The innermost variant's name, `CacheError::EmptyStep` as `empty_step`.
+    fn from(error: E) -> Self {
+        let debug = format!("{error:?}");
+        let name = debug.strip_prefix("Cache(").unwrap_or(&debug);
+        let mut kind = String::new();
+        for letter in name.chars().take_while(char::is_ascii_alphanumeric) {
+            if letter.is_ascii_uppercase() && !kind.is_empty() {
+                kind.push('_');
+            }
+            kind.push(letter.to_ascii_lowercase());
+        }
+        Self {
+            kind,
+            message: error.to_string(),
+        }
+    }
+}
+
+type Cache = Recorder<Box<dyn CacheBackend>>;
+
+fn cache(kind: &Value, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, Refusal> {
+    let kind =
+        Kind::deserialize(kind).map_err(|error| Refusal::new("unsupported", error.to_string()))?;
+    let shape = decoder.shape();
+    Ok(match kind {
+        Kind::Full {} => Box::new(FullKv::new(&shape)),
+        Kind::Window { size } => Box::new(Window::new(&shape, size)?),
+        Kind::Residual { hot, plan } => {
+            let floor = match plan {
+                Plan::Tokens => Floor::Tokens,
+                Plan::Residuals => Floor::Residuals,
+            };
+            let config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
+            Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
+        }
+    })
+}
+
+/// A script on its way: the caches by name, and the tensors written so far.
+struct Trace<'a> {
+    decoder: &'a Decoder,
+    script: &'a Script,
+    caches: HashMap<String, Cache>,
+    current: String,
+    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl Trace<'_> {
+    fn run(&mut self, index: usize, op: &Op) -> Result<(), Refusal> {
+        let current = self.caches.get_mut(&self.current);
+        let cache = current
+            .ok_or_else(|| Refusal::new("unknown_name", format!("no cache {}", self.current)))?;
+        match op {
+            Op::Feed { tokens, last } => self.feed(index, tokens, *last)?,
+            Op::Truncate { to } => cache.truncate(*to)?,
+            Op::Clear => cache.clear(),
+            Op::Fork { name } => {
+                let fork = Recorder::new(cache.fork());
+                self.caches.insert(name.clone(), fork);
+            }
+            Op::Use { name } if self.caches.contains_key(name) => self.current.clone_from(name),
+            Op::Use { name } => {
+                return Err(Refusal::new("unknown_name", format!("no cache {name}")));
+            }
+            Op::Other(op) => return Err(Refusal::new("unsupported", format!("operation {op}"))),
+        }
+        Ok(())
+    }
+
+    fn feed(&mut self, index: usize, tokens: &[Vec<u32>], last: bool) -> Result<(), Refusal> {
+        let cache = self
+            .caches
+            .get_mut(&self.current)
+            .expect("run has found it");
+        let mut input = Input::from(tokens.to_vec()).more_follows(!last);
+        if self.script.logits == Logits::Last {
+            input = input.last_only();
+        }
+        let logits = self.decoder.forward(input, cache)?;
+        let [_, width, vocab] = logits.dims();
+        let logits: Vec<f32> = logits.try_into_vec_as()?;
+        for (row, tokens) in tokens
+            .iter()
+            .enumerate()
+            .filter(|(_, tokens)| !tokens.is_empty())
+        {
+            let count = tokens.len().min(width);
+            let data = logits[row * width * vocab..][..count * vocab].to_vec();
+            self.tensors
+                .insert(format!("logits.{index}.{row}"), (vec![count, vocab], data));
+        }
+        let reads = cache.take();
+        if self.script.dump.iter().any(|what| what == "keys_values") {
+            for (layer, read) in reads.iter().enumerate() {
+                self.dump(index, layer, read);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys and values as attention read them, rows that read fewer filled up with zeros.
+    fn dump(&mut self, index: usize, layer: usize, read: &Read) {
+        let config = self.decoder.config();
+        let (heads, width) = (config.kv_heads, config.head_dim);
+        let kept = read.iter().map(Vec::len).max().unwrap_or(0);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for row in read {
+            for head in 0..heads {
+                let part = head * width..(head + 1) * width;
+                for (_, key, value) in row {
+                    keys.extend_from_slice(&key[part.clone()]);
+                    values.extend_from_slice(&value[part.clone()]);
+                }
+                let padding = (kept - row.len()) * width;
+                keys.resize(keys.len() + padding, 0.0);
+                values.resize(values.len() + padding, 0.0);
+            }
+        }
+        let shape = vec![read.len(), heads, kept, width];
+        self.tensors
+            .insert(format!("keys.{index}.{layer}"), (shape.clone(), keys));
+        self.tensors
+            .insert(format!("values.{index}.{layer}"), (shape, values));
+    }
+
+    /// What the current cache holds, as an output line has it. `scratch` is what the operation
+    /// needed on top of it.
+    fn state(&self, scratch: bool) -> Value {
+        let Some(cache) = self.caches.get(&self.current) else {
+            let nothing = memory(&MemoryReport::default(), false);
+            return json!({ "position": [], "kept": [], "memory": nothing, "lossless": null });
+        };
+        let kept: Vec<Kept> = (0..self.decoder.config().layers.len())
+            .map(|layer| cache.kept(LayerIndex::new(layer)))
+            .collect();
+        let position: Vec<usize> = (0..kept[0].rows()).map(|row| cache.position(row)).collect();
+        let lists = |kept: &Kept, row: usize| match kept.row(row) {
+            [shared] => json!(shared),
+            heads => json!(heads),
+        };
+        let whole =
+            |kept: &Kept, row: usize| kept.row(row).iter().all(|list| list.len() == position[row]);
+        let rows = 0..position.len();
+        json!({
+            "position": position,
+            "kept": kept.iter().map(|k| rows.clone().map(|row| lists(k, row)).collect()).collect::<Vec<Vec<_>>>(),
+            "memory": memory(&cache.memory(), scratch),
+            "lossless": kept.iter().all(|k| rows.clone().all(|row| whole(k, row))),
+        })
+    }
+}
+
+fn memory(report: &MemoryReport, scratch: bool) -> Value {
+    json!({
+        "keys_values": report.keys_values, "residuals": report.residuals, "tokens": report.tokens,
+        "scores": report.scores, "reserved": report.reserved, "total": report.total(),
+        "scratch_peak": if scratch { report.scratch_peak } else { 0 },
+    })
+}
+
+fn kind(op: &Op) -> Value {
+    match op {
+        Op::Feed { .. } => json!("feed"),
+        Op::Truncate { .. } => json!("truncate"),
+        Op::Clear => json!("clear"),
+        Op::Fork { .. } => json!("fork"),
+        Op::Use { .. } => json!("use"),
+        Op::Other(op) => op["op"].clone(),
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let text =
+        fs::read(&args.script).with_context(|| format!("reading {}", args.script.display()))?;
+    let script: Script =
+        serde_json::from_slice(&text).with_context(|| format!("{}", args.script.display()))?;
+    if let Some(dtype) = script.dtype.as_deref().filter(|dtype| *dtype != "f32") {
+        anyhow::bail!("dtype {dtype}: only f32 is supported");
+    }
+    let model = load(&args.model, &Device::flex())?;
+    let decoder = &model.decoder;
+    let built = cache(&script.cache, decoder);
+    let (main, refused) = match built {
+        Ok(cache) => (Some(("main".to_owned(), Recorder::new(cache))), None),
+        Err(refusal) => (None, Some(refusal)),
+    };
+    let (caches, current) = (main.into_iter().collect(), "main".to_owned());
+    let mut trace = Trace {
+        decoder,
+        script: &script,
+        caches,
+        current,
+        tensors: BTreeMap::new(),
+    };
+    let mut state = trace.state(false);
+    for (index, op) in script.ops.iter().enumerate() {
+        let done = match &refused {
+            Some(Refusal { kind, message }) => Err(Refusal::new(kind, message.clone())),
+            None => trace.run(index, op),
+        };
+        // A refused operation leaves everything as the line before has it.
+        if done.is_ok() {
+            state = trace.state(matches!(op, Op::Feed { .. }));
+        }
+        let error = done
+            .err()
+            .map(|Refusal { kind, message }| json!({ "kind": kind, "message": message }));
+        let mut line = json!({ "op": index, "kind": kind(op), "error": error });
+        if let (Value::Object(line), Value::Object(state)) = (&mut line, &state) {
+            line.extend(state.clone());
+        }
+        println!("{line}");
+    }
+    let bytes: BTreeMap<_, _> = trace
+        .tensors
+        .iter()
+        .map(|(name, (shape, data))| {
+            (
+                name,
+                (
+                    shape,
+                    data.iter()
+                        .flat_map(|x| x.to_le_bytes())
+                        .collect::<Vec<u8>>(),
+                ),
+            )
+        })
+        .collect();
+    let views = bytes
+        .iter()
+        .map(|(name, (shape, data))| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), data)?)))
+        .collect::<Result<Vec<_>>>()?;
+    serialize_to_file(views, None, &args.out)
+        .with_context(|| format!("writing {}", args.out.display()))
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
