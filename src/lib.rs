@@ -1,4 +1,10 @@
-//! x
+#![cfg_attr(all(feature = "pretrained", feature = "generate"), doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(all(feature = "pretrained", feature = "generate")),
+    doc = "KV-cache backends behind one trait; start at [`cache`]."
+)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod cache;
 pub mod exact;
 #[cfg(feature = "generate")]
@@ -9,3 +15,23 @@ pub mod model;
 pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
+
+pub use burn;
+pub use cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window};
+#[cfg(feature = "model")]
+pub use model::Decoder;
+
+/// Documents that are not about one item.
+pub mod _documentation {
+    #[doc = include_str!("../docs/design.md")]
+    pub mod design {}
+
+    #[doc = include_str!("../docs/benchmarks.md")]
+    pub mod benchmarks {}
+
+    #[doc = include_str!("../docs/trace.md")]
+    pub mod trace {}
+
+    #[doc = include_str!("../CHANGELOG.md")]
+    pub mod changelog {}
+}

@@ -1,7 +1,7 @@
 //! The one generic decoder: Llama and its relatives, driven by [`DecoderConfig`].
 //!
 //! The decoder is immutable and holds no cache: one decoder serves any number of sequences, each
-//! with a [`CacheBackend`](crate::cache::CacheBackend) of its own.
+//! with a [`CacheBackend`] of its own.
 
 mod attention;
 mod block;

@@ -1,7 +1,7 @@
 //! Reads a model folder as Hugging Face lays it out: `config.json` and safetensors files.
 //!
 //! Nothing here touches the network, and nothing is printed. A family is data: a mapping of its
-//! configuration to [`DecoderConfig`](crate::model::DecoderConfig) and of its tensor names to
+//! configuration to [`DecoderConfig`] and of its tensor names to
 //! neutral ones.
 
 mod error;

@@ -124,6 +124,6 @@ pub enum LoadError {
         /// The folder.
         dir: PathBuf,
         /// Why.
-        source: Box<BuildError<LoadError>>,
+        source: Box<BuildError<Self>>,
     },
 }
