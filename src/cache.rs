@@ -14,6 +14,7 @@ mod replay;
 mod residual;
 mod rows;
 mod shape;
+mod slots;
 mod span;
 mod step;
 mod window;

@@ -7,10 +7,11 @@ mod attention;
 mod block;
 mod config;
 mod feed_forward;
+mod input;
 mod rope;
 mod weights;
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -20,11 +21,12 @@ use self::{
 };
 pub use self::{
     config::{Activation, ConfigError, DecoderConfig, LayerConfig},
+    input::{ForwardError, Input},
     rope::{RopeConfig, RopeScaling, yarn_attention_factor},
     weights::BuildError,
 };
 use crate::{
-    cache::{CacheBackend, CacheError, ModelShape, Step, TokenIds},
+    cache::{CacheBackend, ModelShape, Step, TokenIds},
     exact::{conformance::KernelShapes, linear, rms_norm},
     positions::Positions,
 };
@@ -47,7 +49,6 @@ use crate::{
 /// assert_eq!(last.dims(), [1, 1, 97]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Decoder {
     shared: Shared,
     /// `[vocab, hidden]`; `None` where the head is the embedding.
@@ -59,75 +60,13 @@ pub struct Decoder {
     device: Device,
 }
 
-/// What a decoder is fed in one call.
-#[derive(Debug, Clone)]
-pub struct Input {
-    tokens: TokenIds,
-    last_only: bool,
-    more_follows: bool,
-}
-
-impl Input {
-    /// Computes the logits of each row's last token only.
-    #[must_use]
-    pub const fn last_only(mut self) -> Self {
-        self.last_only = true;
-        self
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decoder")
+            .field("config", self.config())
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
-
-    /// Says that more chunks of the same prompt follow.
-    #[must_use]
-    pub const fn more_follows(mut self, more_follows: bool) -> Self {
-        self.more_follows = more_follows;
-        self
-    }
-}
-
-impl<T: Into<TokenIds>> From<T> for Input {
-    fn from(tokens: T) -> Self {
-        Self {
-            tokens: tokens.into(),
-            last_only: false,
-            more_follows: false,
-        }
-    }
-}
-
-/// Why a decoder refused a call. Unless it comes from a layer's cache, nothing has changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ForwardError {
-    /// A token the vocabulary does not have.
-    #[error("token {index} of row {row} has id {token}, the vocabulary ends at {vocab}")]
-    Vocabulary {
-        /// The batch row.
-        row: usize,
-        /// Which token of the call.
-        index: usize,
-        /// Its id.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
-    /// More positions than the model was made for.
-    #[error("position {position} is needed, the model has {max_positions}")]
-    ContextFull {
-        /// The last position the call needs.
-        position: usize,
-        /// Positions of the model.
-        max_positions: usize,
-    },
-    /// There are no such layers.
-    #[error("layers {found:?} of a model of {layers}")]
-    Layers {
-        /// The layers asked for.
-        found: Range<usize>,
-        /// Layers of the model.
-        layers: usize,
-    },
-    /// The cache refused.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
 }
 
 impl Decoder {

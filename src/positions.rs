@@ -124,6 +124,18 @@ impl Positions {
         &self.slots[from..from + self.width]
     }
 
+    /// Slots of a row's first head that are not empty.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    pub fn count(&self, row: usize) -> usize {
+        self.slots(row, 0)
+            .iter()
+            .filter(|&&position| position != Self::EMPTY)
+            .count()
+    }
+
     /// Whether all rows hold the same lists, so that one row can stand for all.
     #[must_use]
     pub fn rows_agree(&self) -> bool {

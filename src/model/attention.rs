@@ -12,7 +12,6 @@ use crate::{
     positions::Positions,
 };
 
-#[derive(Debug, Clone)]
 pub(super) struct Attention {
     pub(super) query: Linear,
     /// Keys and values side by side: one product for both.

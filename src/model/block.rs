@@ -16,7 +16,6 @@ use crate::{
     positions::Positions,
 };
 
-#[derive(Debug)]
 pub(super) struct Block {
     pub(super) attention_norm: Tensor<1>,
     pub(super) attention: Attention,
@@ -30,7 +29,6 @@ pub(super) struct Block {
 }
 
 /// What all blocks share.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: DecoderConfig,
     pub(super) tables: Vec<RopeTable>,

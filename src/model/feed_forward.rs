@@ -4,7 +4,6 @@ use burn::tensor::{Tensor, activation};
 
 use super::{Activation, weights::Linear};
 
-#[derive(Debug, Clone)]
 pub(super) struct FeedForward {
     pub(super) gate: Linear,
     pub(super) up: Linear,

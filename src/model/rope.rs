@@ -185,7 +185,6 @@ impl RopeConfig {
 
 /// Cosines and sines by absolute position. Filled on the host as positions are asked for, so that a
 /// position's row is the same bits whenever and wherever it is used.
-#[derive(Debug)]
 pub(super) struct RopeTable {
     frequencies: Vec<f64>,
     amplitude: f64,
@@ -259,7 +258,7 @@ impl RopeTable {
 
 /// Cosines and sines of a call's rows, `[batch or 1, 1, tokens, head_dim]`, the sines of the first
 /// half negated.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Angles {
     cos: Tensor<4>,
     sin: Tensor<4>,

@@ -44,7 +44,6 @@ where
 }
 
 /// A linear layer: its weight as `[in, out]`, contiguous, and a bias.
-#[derive(Debug, Clone)]
 pub(super) struct Linear {
     pub(super) weight: Tensor<2>,
     bias: Option<Tensor<1>>,

@@ -1,0 +1,64 @@
+//! What a [`ResidualCheckpoint`](super::ResidualCheckpoint) keeps.
+
+use crate::exact::conformance::Conformance;
+
+/// What is kept of a token whose keys and values were dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Floor {
+    /// Its id, 4 bytes: every step replays the old tokens through all blocks, one layer at a time.
+    #[default]
+    Tokens,
+    /// The residual entering every layer: a step only projects. Saves memory where
+    /// `hidden < 2 · kv_heads · head_dim`, and nowhere else.
+    Residuals,
+}
+
+/// How a [`ResidualCheckpoint`] is built.
+///
+/// ```
+/// use kv_direct::cache::{Floor, ResidualConfig};
+///
+/// let config = ResidualConfig::new(128).with_floor(Floor::Residuals);
+/// ```
+#[derive(Debug, Clone)]
+pub struct ResidualConfig {
+    pub(super) hot: usize,
+    pub(super) floor: Floor,
+    pub(super) even_if_larger: bool,
+    pub(super) conformance: Option<Conformance>,
+}
+
+impl ResidualConfig {
+    /// `hot` exact rows in every layer (0 rebuilds everything at every step), token ids below.
+    #[must_use]
+    pub const fn new(hot: usize) -> Self {
+        Self {
+            hot,
+            floor: Floor::Tokens,
+            even_if_larger: false,
+            conformance: None,
+        }
+    }
+
+    /// What is kept of older tokens.
+    #[must_use]
+    pub const fn with_floor(mut self, floor: Floor) -> Self {
+        self.floor = floor;
+        self
+    }
+
+    /// Accepts a floor that holds more bytes than the keys and values it replaces.
+    #[must_use]
+    pub const fn even_if_larger(mut self) -> Self {
+        self.even_if_larger = true;
+        self
+    }
+
+    /// Takes the word of a probe that was made before, instead of making one.
+    #[must_use]
+    pub fn with_conformance(mut self, conformance: Conformance) -> Self {
+        self.conformance = Some(conformance);
+        self
+    }
+}

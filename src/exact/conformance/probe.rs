@@ -1,0 +1,212 @@
+//! The comparisons of [`Conformance::probe`](super::Conformance::probe).
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::{Check, CheckKind, KernelShapes};
+use crate::{
+    exact::{Attend, PIECE, attention, linear, rms_norm},
+    positions::Positions,
+};
+
+/// Every comparison for these shapes.
+pub(super) fn run(shapes: &KernelShapes, device: &Device, dtype: DType) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+    for &[width, out] in &shapes.linears {
+        let weight = noise.tensor([width, out.min(MOST_COLUMNS)], device, dtype);
+        let x = noise.tensor([1, ROWS, width], device, dtype);
+        let each = |x: Tensor<3>| linear(x, &weight);
+        checks.extend(compare_rows(CheckKind::Linear, vec![width, out], x, each));
+    }
+    for &width in &shapes.norms {
+        let weight = noise.tensor([width], device, dtype);
+        let x = noise.tensor([1, ROWS, width], device, dtype);
+        let each = |x: Tensor<3>| rms_norm(x, &weight, 1e-6, false);
+        checks.extend(compare_rows(CheckKind::Norm, vec![width], x, each));
+    }
+    checks.extend(compare_queries(shapes, &mut noise, device, dtype));
+    checks
+}
+
+/// Rows of the one large call.
+const ROWS: usize = 257;
+/// Rows of the calls compared with it.
+const CALLS: [usize; 6] = [1, 2, 3, 16, 65, 257];
+/// Columns of a linear layer that are probed.
+const MOST_COLUMNS: usize = 4096;
+
+/// Compares `each` over all rows with `each` over calls of [`CALLS`] rows at a few offsets.
+fn compare_rows(
+    kind: CheckKind,
+    shape: Vec<usize>,
+    x: Tensor<3>,
+    each: impl Fn(Tensor<3>) -> Tensor<3>,
+) -> Vec<Check> {
+    let [_, rows, _] = x.dims();
+    let whole = bits(each(x.clone()));
+    let width = whole.len() / rows;
+    CALLS
+        .into_iter()
+        .map(|count| {
+            let mut check = Check {
+                kind,
+                shape: shape.clone(),
+                rows: count,
+                compared: 0,
+                differing: 0,
+            };
+            for from in offsets(rows, count) {
+                let part = bits(each(x.clone().slice_dim(1, from..from + count)));
+                let expected = whole[from * width..].chunks(width);
+                check.compared += count;
+                check.differing += part
+                    .chunks(width)
+                    .zip(expected)
+                    .filter(|(a, b)| a != b)
+                    .count();
+            }
+            check
+        })
+        .collect()
+}
+
+/// Compares queries of one call over all keys with small calls over the keys of their time, held in
+/// buffers that were filled at once or in chunks.
+fn compare_queries(
+    shapes: &KernelShapes,
+    noise: &mut Noise,
+    device: &Device,
+    dtype: DType,
+) -> Vec<Check> {
+    let &KernelShapes {
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = shapes;
+    let shape = vec![heads, kv_heads, head_dim];
+    let tokens = PIECE + ROWS;
+    let query: Tensor<4> = noise.tensor([1, heads, tokens, head_dim], device, dtype);
+    let keys: Tensor<4> = noise.tensor([1, kv_heads, head_dim, tokens], device, dtype);
+    let values: Tensor<4> = noise.tensor([1, kv_heads, tokens, head_dim], device, dtype);
+    let attend = Attend {
+        scale: 1.0 / (head_dim as f64).sqrt(),
+        window: None,
+        softcap: None,
+    };
+    let run = |from: usize, count: usize, held: usize, chunks: &[usize]| {
+        let slots = held.div_ceil(PIECE) * PIECE;
+        let mut k = Tensor::<4>::zeros([1, kv_heads, head_dim, slots], (device, dtype));
+        let mut v = Tensor::<4>::zeros([1, kv_heads, slots, head_dim], (device, dtype));
+        let mut at = 0;
+        for &chunk in chunks.iter().cycle() {
+            let range = at..(at + chunk).min(held);
+            let part = keys.clone().slice_dim(3, range.clone());
+            k = k.slice_assign([0..1, 0..kv_heads, 0..head_dim, range.clone()], part);
+            let part = values.clone().slice_dim(2, range.clone());
+            v = v.slice_assign([0..1, 0..kv_heads, range.clone(), 0..head_dim], part);
+            at = range.end;
+            if at == held {
+                break;
+            }
+        }
+        let positions: Vec<usize> = (0..slots)
+            .map(|i| if i < held { i } else { Positions::EMPTY })
+            .collect();
+        let queries = Positions::contiguous(&[from], &[count]);
+        let query = query.clone().slice_dim(2, from..from + count);
+        bits(attention(
+            query,
+            &k,
+            &v,
+            &queries,
+            &Positions::from_rows(&[positions]),
+            &attend,
+        ))
+    };
+    let whole = run(0, tokens, tokens, &[tokens]);
+    let width = whole.len() / tokens;
+    let mut checks = Vec::new();
+    for (kind, chunks) in [
+        (CheckKind::Queries, &[tokens][..]),
+        (CheckKind::Chunks, &[1, 65, 3, 130]),
+    ] {
+        for count in CALLS {
+            let mut check = Check {
+                kind,
+                shape: shape.clone(),
+                rows: count,
+                compared: 0,
+                differing: 0,
+            };
+            for from in offsets(tokens, count) {
+                let part = run(from, count, from + count, chunks);
+                let expected = whole[from * width..].chunks(width);
+                check.compared += count;
+                check.differing += part
+                    .chunks(width)
+                    .zip(expected)
+                    .filter(|(a, b)| a != b)
+                    .count();
+            }
+            checks.push(check);
+        }
+    }
+    checks
+}
+
+/// A few places where a call of `count` out of `rows` can start: the ends, the middle, odd ones.
+fn offsets(rows: usize, count: usize) -> Vec<usize> {
+    let last = rows - count;
+    let mut offsets = vec![
+        0,
+        1,
+        last / 3,
+        last / 2,
+        (PIECE - 1).min(last),
+        last.saturating_sub(1),
+        last,
+    ];
+    offsets.retain(|&offset| offset <= last);
+    offsets.sort_unstable();
+    offsets.dedup();
+    offsets
+}
+
+/// The bits of every element, whatever the dtype.
+fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u64> {
+    let data = tensor.into_data();
+    let size = data.dtype().size();
+    data.as_bytes()
+        .chunks(size)
+        .map(|element| {
+            element
+                .iter()
+                .rev()
+                .fold(0, |bits, &byte| bits << 8 | u64::from(byte))
+        })
+        .collect()
+}
+
+/// A small xorshift generator: the probe must not depend on a device's own.
+struct Noise(u64);
+
+impl Noise {
+    fn tensor<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        device: &Device,
+        dtype: DType,
+    ) -> Tensor<D> {
+        let data: Vec<f32> = (0..shape.iter().product()).map(|_| self.next()).collect();
+        Tensor::from_data(TensorData::new(data, shape), (device, dtype))
+    }
+
+    /// Uniform in -1 .. 1.
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}

@@ -1,0 +1,76 @@
+//! What goes into a decoder, and what it refuses.
+
+use std::ops::Range;
+
+use crate::cache::{CacheError, TokenIds};
+
+/// What a decoder is fed in one call.
+#[derive(Debug, Clone)]
+pub struct Input {
+    pub(super) tokens: TokenIds,
+    pub(super) last_only: bool,
+    pub(super) more_follows: bool,
+}
+
+impl Input {
+    /// Computes the logits of each row's last token only.
+    #[must_use]
+    pub const fn last_only(mut self) -> Self {
+        self.last_only = true;
+        self
+    }
+
+    /// Says that more chunks of the same prompt follow.
+    #[must_use]
+    pub const fn more_follows(mut self, more_follows: bool) -> Self {
+        self.more_follows = more_follows;
+        self
+    }
+}
+
+impl<T: Into<TokenIds>> From<T> for Input {
+    fn from(tokens: T) -> Self {
+        Self {
+            tokens: tokens.into(),
+            last_only: false,
+            more_follows: false,
+        }
+    }
+}
+
+/// Why a decoder refused a call. Unless it comes from a layer's cache, nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// A token the vocabulary does not have.
+    #[error("token {index} of row {row} has id {token}, the vocabulary ends at {vocab}")]
+    Vocabulary {
+        /// The batch row.
+        row: usize,
+        /// Which token of the call.
+        index: usize,
+        /// Its id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// More positions than the model was made for.
+    #[error("position {position} is needed, the model has {max_positions}")]
+    ContextFull {
+        /// The last position the call needs.
+        position: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+    /// There are no such layers.
+    #[error("layers {found:?} of a model of {layers}")]
+    Layers {
+        /// The layers asked for.
+        found: Range<usize>,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// The cache refused.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
