@@ -53,8 +53,8 @@ use burn::tensor::Tensor;
 /// * Rows are dropped after a step's attention, never before; the budget holds once the step is
 ///   committed.
 /// * All validation is in `begin` and `truncate`: a call refused there leaves the cache as it was.
-///   A step that fails after `begin` makes every later call [`Poisoned`](CacheError::Poisoned) until
-///   `clear`.
+///   A layer that fails has failed the step: every later call but `clear` and the questions is
+///   [`Poisoned`](CacheError::Poisoned), and so is a `begin` while a step is open.
 /// * Pads are never kept and never counted; a batch row never depends on its neighbours.
 /// * [`memory`](Self::memory) counts every byte held that grows with the context.
 ///
@@ -67,8 +67,8 @@ use burn::tensor::Tensor;
 /// into [`CacheError::Backend`].
 ///
 /// # Cost
-/// Each backend's own page says what it keeps and what a step costs. None copies what it holds to
-/// append a token, unless it rebuilds rows.
+/// Each backend's own page says what it keeps and what a step costs. `FullKv` and `Window` append in
+/// place and copy only when their buffers grow or shrink by a piece.
 ///
 /// # Writing your own
 /// A backend that shows each token to itself alone, which is the shortest one that keeps the
@@ -235,21 +235,13 @@ pub enum Observation {
     ColumnSums,
 }
 
-/// What attention hands back: one row for every query head over the slots it read.
+/// What attention hands back: what an [`Observation`] asked for.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Observed {
+pub enum Observed {
     /// `[batch, heads, slots]` in f32, slots as in the answer of
     /// [`keys_values`](CacheBackend::keys_values).
-    pub column_sums: Tensor<3>,
-}
-
-impl Observed {
-    /// Column sums, `[batch, heads, slots]`.
-    #[must_use]
-    pub const fn column_sums(column_sums: Tensor<3>) -> Self {
-        Self { column_sums }
-    }
+    ColumnSums(Tensor<3>),
 }
 
 fn _object_safe(_: &dyn CacheBackend) {}

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::Tensor;
+use burn::tensor::TensorReadError;
 
 use crate::{
     cache::{CacheBackend, TokenIds},
@@ -22,6 +22,9 @@ pub enum GenerateError {
         /// Tokens taken in when they were computed.
         position: usize,
     },
+    /// The logits could not be read from the device.
+    #[error("the logits could not be read")]
+    Read(#[from] Box<TensorReadError>),
     /// The decoder refused.
     #[error(transparent)]
     Forward(#[from] ForwardError),
@@ -30,8 +33,8 @@ pub enum GenerateError {
 /// Greedy decoding: the id with the largest logit, the lowest of equals.
 ///
 /// An iterator that takes the prompt in when first asked, then one token a step, and ends after an
-/// id that ends a text or after an error (a full context is one). The ids are those of the whole
-/// sequence run at once; which cache serves it is the caller's choice.
+/// id that ends a text or after an error (a full context is one). With a
+/// lossless cache the ids do not depend on which one it is or how the prompt is cut.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -110,7 +113,8 @@ where
             let logits = self.decoder.forward(input, self.cache)?;
             if !more {
                 let position = self.cache.position(0);
-                let id = argmax(logits).ok_or(GenerateError::NotFinite { position })?;
+                let logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
+                let id = argmax(&logits).ok_or(GenerateError::NotFinite { position })?;
                 self.due.push_back(vec![id]);
                 return Ok(id);
             }
@@ -137,9 +141,16 @@ where
     }
 }
 
-/// The index of the largest of a row of logits, the lowest of equals; `None` if one is not finite.
-fn argmax(logits: Tensor<3>) -> Option<u32> {
-    let logits = logits.try_into_vec_as::<f32>().ok()?;
+/// The index of the largest logit, the lowest of equals; `None` if one is not finite or there is none.
+///
+/// ```
+/// use kv_direct::generate::argmax;
+///
+/// assert_eq!(argmax(&[0.5, 2.0, 2.0]), Some(1));
+/// assert_eq!(argmax(&[0.5, f32::NAN]), None);
+/// ```
+#[must_use]
+pub fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best = 0;
     for (index, logit) in logits.iter().enumerate() {
         if !logit.is_finite() {
@@ -149,5 +160,5 @@ fn argmax(logits: Tensor<3>) -> Option<u32> {
             best = index;
         }
     }
-    u32::try_from(best).ok()
+    u32::try_from(best).ok().filter(|_| !logits.is_empty())
 }

@@ -26,7 +26,7 @@ pub use self::{
     weights::BuildError,
 };
 use crate::{
-    cache::{CacheBackend, ModelShape, Step, TokenIds},
+    cache::{CacheBackend, CacheError, ModelShape, Step, TokenIds},
     exact::{conformance::KernelShapes, linear, rms_norm},
     positions::Positions,
 };
@@ -148,10 +148,14 @@ impl Decoder {
     /// Residual rows entering the first block: `[rows, longest, hidden]`, shorter rows padded.
     ///
     /// # Errors
-    /// [`Vocabulary`](ForwardError::Vocabulary) for an id the vocabulary does not have.
+    /// [`Vocabulary`](ForwardError::Vocabulary) for an id the vocabulary does not have,
+    /// [`EmptyStep`](CacheError::EmptyStep) if there is no token.
     pub fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, ForwardError> {
         let config = self.config();
         let (rows, width) = (tokens.rows(), tokens.longest());
+        if width == 0 {
+            return Err(CacheError::EmptyStep { rows }.into());
+        }
         let mut ids: Vec<i64> = Vec::with_capacity(rows * width);
         for (row, tokens) in tokens.iter().enumerate() {
             if let Some(index) = tokens
@@ -187,6 +191,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Layers`](ForwardError::Layers) for layers the decoder does not have,
+    /// [`Residual`](ForwardError::Residual) for rows of another shape than the step's,
     /// [`ContextFull`](ForwardError::ContextFull), and whatever the cache fails with.
     pub fn run<C>(
         &self,
@@ -204,6 +209,17 @@ impl Decoder {
                 layers: self.blocks.len(),
             });
         };
+        let expected = [
+            step.positions().rows(),
+            step.positions().width(),
+            self.config().hidden,
+        ];
+        if residual.dims() != expected {
+            return Err(ForwardError::Residual {
+                expected,
+                found: residual.dims(),
+            });
+        }
         let tables = 0..self.shared.tables.len();
         let angles: Vec<Angles> = tables
             .map(|table| self.angles(table, step.positions()))
@@ -219,6 +235,9 @@ impl Decoder {
     }
 
     /// Final norm and head over residual rows `[batch, tokens, hidden]`.
+    ///
+    /// # Panics
+    /// If the rows have another width than the decoder.
     #[must_use]
     pub fn logits(&self, residual: Tensor<3>) -> Tensor<3> {
         let config = self.config();

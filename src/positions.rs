@@ -1,6 +1,6 @@
 //! Positions as data: which token a row stands for, and who may see whom.
 
-use std::{num::NonZeroUsize, sync::Arc};
+use std::{fmt, num::NonZeroUsize, sync::Arc};
 
 /// The position of every row of a batch: `[rows, heads, width]`, with [`EMPTY`](Self::EMPTY) where
 /// there is none.
@@ -46,7 +46,13 @@ impl Positions {
             .iter()
             .zip(lengths)
             .flat_map(|(&start, &length)| {
-                (0..width).map(move |i| if i < length { start + i } else { Self::EMPTY })
+                (0..width).map(move |i| {
+                    if i < length {
+                        start.saturating_add(i)
+                    } else {
+                        Self::EMPTY
+                    }
+                })
             })
             .collect();
         Self {
@@ -192,6 +198,19 @@ impl Positions {
             slots,
             ..*self
         }
+    }
+}
+
+impl fmt::Display for Positions {
+    /// Each row's first and last position.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ends = |list: &[usize]| {
+            let mut held = list.iter().filter(|&&position| position != Self::EMPTY);
+            let first = held.next();
+            first.map(|first| (*first, *held.next_back().unwrap_or(first)))
+        };
+        let lists = self.slots.chunks(self.width.max(1));
+        f.debug_list().entries(lists.map(ends)).finish()
     }
 }
 

@@ -15,7 +15,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 pub use self::error::LoadError;
-use self::{llama::LlamaConfig, weights::Weights};
+use self::{
+    llama::{LlamaConfig, Refusal},
+    weights::Weights,
+};
 use crate::model::{BuildError, Decoder, DecoderConfig};
 
 /// A model read from a folder.
@@ -47,7 +50,8 @@ pub struct Loaded<'a> {
 /// expected and what was found.
 ///
 /// # Cost
-/// The weights in f32, and on top of them one tensor at a time as stored and as read.
+/// The weights in f32, and on top of them the tensors of one block, or the embedding, as read and one
+/// of them as stored.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -122,9 +126,12 @@ fn read_config(dir: &Path) -> Result<(DecoderConfig, Vec<u32>), LoadError> {
     };
     let ends: Ends = serde_json::from_value(json.clone()).map_err(parsed)?;
     let config: LlamaConfig = serde_json::from_value(json).map_err(parsed)?;
-    let config = config.decoder().map_err(|(field, value)| {
+    let config = config.decoder().map_err(|refusal| {
         let path = path.clone();
-        LoadError::Unsupported { path, field, value }
+        match refusal {
+            Refusal::Unsupported { field, value } => LoadError::Unsupported { path, field, value },
+            Refusal::Missing { field } => LoadError::MissingField { path, field },
+        }
     })?;
     let generation = dir.join("generation_config.json");
     let more: Option<Ends> = generation

@@ -2,7 +2,12 @@
 
 use std::error::Error;
 
-use crate::exact::conformance::Conformance;
+use burn::tensor::DType;
+
+use crate::{
+    exact::conformance::{Conformance, Subject},
+    positions::Positions,
+};
 
 /// Why a cache refused a call. A refused call changed nothing, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -24,10 +29,18 @@ pub enum CacheError {
         /// Where the step starts.
         found: usize,
     },
+    /// A step must say where each of its rows starts.
+    #[error("the step has {rows} batch rows and {starts} starts")]
+    Starts {
+        /// Batch rows of the step.
+        rows: usize,
+        /// Starting positions given.
+        starts: usize,
+    },
     /// The number of batch rows is fixed by the first step.
     #[error("the step has {found} batch rows, but the cache holds {expected}")]
     Rows {
-        /// Rows of the cache, or of the other part of the step.
+        /// Rows of the cache.
         expected: usize,
         /// Rows of the step.
         found: usize,
@@ -51,14 +64,6 @@ pub enum CacheError {
         /// Layers of the model.
         layers: usize,
     },
-    /// There is no such layer.
-    #[error("layer {found} of a model of {layers} layers")]
-    Layer {
-        /// The layer asked for.
-        found: usize,
-        /// Layers of the model.
-        layers: usize,
-    },
     /// A tensor does not have the shape that was promised.
     #[error("{what} have shape {found:?}, expected {expected:?}")]
     Shape {
@@ -70,8 +75,31 @@ pub enum CacheError {
         found: Vec<usize>,
     },
     /// The positions of a span are not those the step announced.
-    #[error("the span's positions are not those of the step")]
-    SpanPositions,
+    #[error("the span has the positions {found}, the step announced {expected}")]
+    SpanPositions {
+        /// By the step.
+        expected: Box<Positions>,
+        /// By the span.
+        found: Box<Positions>,
+    },
+    /// A tensor does not have the dtype of the model.
+    #[error("{what} are {found:?}, expected {expected:?}")]
+    Dtype {
+        /// Which tensor.
+        what: &'static str,
+        /// The dtype of the model.
+        expected: DType,
+        /// The dtype that came.
+        found: DType,
+    },
+    /// A model shape no model can have.
+    #[error("the model's shape has {what} = {found}, which is no size")]
+    ModelShape {
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+    },
     /// Truncation beyond the last token.
     #[error("cannot truncate to {to}: the longest row has {longest} tokens")]
     TruncateBeyond {
@@ -113,12 +141,20 @@ pub enum CacheError {
     #[error("rebuilt rows would not be exact on this device: {0}")]
     NotExact(Box<Conformance>),
     /// A conformance report that was measured for something else.
-    #[error("the conformance report was measured for other shapes, device or dtype")]
-    Conformance,
+    #[error("the conformance report is about {found}, the model is {expected}")]
+    Conformance {
+        /// What the model is.
+        expected: Box<Subject>,
+        /// What was measured.
+        found: Box<Subject>,
+    },
     /// The decoder has no embedding, so token ids cannot be replayed.
     #[error("the decoder has no embedding to replay token ids from")]
     NoEmbedding,
-    /// Whatever a backend of another crate, or a decoder's replay, has to say.
+    /// The decoder failed to rebuild rows.
+    #[error("the decoder could not rebuild rows")]
+    Replay(#[source] Box<dyn Error + Send + Sync>),
+    /// Whatever a backend of another crate has to say.
     #[error("the backend failed")]
     Backend(#[source] Box<dyn Error + Send + Sync>),
 }

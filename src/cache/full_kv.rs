@@ -35,7 +35,7 @@ impl FullKv {
 
 impl CacheBackend for FullKv {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.0.progress.begin(step)
+        self.0.begin(step)
     }
 
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {

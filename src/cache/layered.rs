@@ -2,7 +2,8 @@
 
 use crate::{
     cache::{
-        CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, progress::Progress, rows::Rows,
+        CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, progress::Progress,
+        rows::Rows,
     },
     memory::MemoryReport,
 };
@@ -12,6 +13,8 @@ pub(crate) struct Layered {
     pub(crate) shape: ModelShape,
     pub(crate) progress: Progress,
     pub(crate) layers: Vec<Rows>,
+    /// The most bytes held at any time of the last step.
+    peak: usize,
 }
 
 impl Layered {
@@ -21,7 +24,14 @@ impl Layered {
             shape: shape.clone(),
             progress: Progress::default(),
             layers,
+            peak: 0,
         }
+    }
+
+    pub(crate) fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.progress.begin(step)?;
+        self.peak = 0;
+        Ok(())
     }
 
     /// Stores the span and answers all rows of its layer.
@@ -32,14 +42,30 @@ impl Layered {
     ) -> Result<KeysValues, CacheError> {
         self.progress.layer(layer, span, &self.shape)?;
         let rows = &mut self.layers[layer.index()];
-        rows.append(span.projection, span.positions);
-        rows.read()
+        let moved = rows.append(span.projection, span.positions);
+        let answer = rows.read();
+        self.peak = self.peak.max(moved + self.memory().total());
+        answer
     }
 
+    /// Drops the rows whose position `keep(row, position)` declines, and gives back what is not needed
+    /// for the rest.
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
+        for layer in 0..self.layers.len() {
+            let held = self.memory().total();
+            self.layers[layer].retain(&keep);
+            let moved = self.layers[layer].shrink();
+            self.peak = self.peak.max(held + moved);
+        }
+    }
+
+    /// What a next query could read: the rows held, as far as the layer's window shows them.
     pub(crate) fn kept(&self, layer: LayerIndex) -> Kept {
-        self.layers
+        let rows = self
+            .layers
             .get(layer.index())
-            .map_or_else(|| Kept::shared(Vec::new()), Rows::kept)
+            .map_or_else(Vec::new, Rows::kept);
+        self.shape.readable(layer, self.progress.lengths(), rows)
     }
 
     pub(crate) fn memory(&self) -> MemoryReport {
@@ -49,6 +75,7 @@ impl Layered {
             report.keys_values += used;
             report.reserved += reserved;
         }
+        report.scratch_peak = self.peak.saturating_sub(report.total());
         report
     }
 
@@ -58,6 +85,7 @@ impl Layered {
             return self.clear();
         }
         self.progress.truncate(to);
+        self.peak = 0;
         for rows in &mut self.layers {
             rows.retain(|_, position| position < to);
             rows.scrub();

@@ -9,6 +9,8 @@ pub(crate) struct Progress {
     lengths: Vec<usize>,
     /// The step that has begun and is not committed, with the number of layers that had their turn.
     open: Option<(Step, usize)>,
+    /// Whether a layer of the open step failed.
+    failed: bool,
 }
 
 impl Progress {
@@ -36,48 +38,45 @@ impl Progress {
         Ok(())
     }
 
-    /// Lets the layer that is due take its turn, after checking the span against step and model.
+    /// Lets the layer that is due take its turn, after checking the span against step and model. A
+    /// refusal within a step is a failure of the step.
     pub(crate) fn layer(
         &mut self,
         layer: LayerIndex,
         span: &Span<'_>,
         shape: &ModelShape,
     ) -> Result<(), CacheError> {
+        if self.failed {
+            return Err(CacheError::Poisoned);
+        }
         let due = self
             .open
             .as_ref()
             .map(|(_, called)| *called)
             .filter(|&due| due < shape.layers());
-        if due != Some(layer.index()) {
+        let Some((step, called)) = self.open.as_mut().filter(|_| due == Some(layer.index())) else {
+            self.failed = self.open.is_some();
             return Err(CacheError::LayerOrder {
                 expected: due,
                 found: layer.index(),
             });
-        }
-        let (step, called) = self
-            .open
-            .as_mut()
-            .expect("a layer is due only within a step");
-        if span.positions != step.positions() {
-            return Err(CacheError::SpanPositions);
-        }
-        let [batch, tokens] = [step.positions().rows(), step.positions().width()];
-        let rows = [
-            batch,
-            shape.kernels.kv_heads,
-            tokens,
-            shape.kernels.head_dim,
-        ];
-        let residual = [batch, tokens, shape.hidden];
-        check("keys", &rows, &span.projection.keys.dims())?;
-        check("values", &rows, &span.projection.values.dims())?;
-        check("residuals", &residual, &span.residual.dims())?;
+        };
+        let checked = span.check(step, shape);
+        self.failed = checked.is_err();
         *called += 1;
-        Ok(())
+        checked
+    }
+
+    /// The layer whose turn it was failed, and with it the step.
+    pub(crate) const fn fail(&mut self) {
+        self.failed = true;
     }
 
     /// Closes the step: its tokens count from now on.
     pub(crate) fn commit(&mut self, shape: &ModelShape) -> Result<(), CacheError> {
+        if self.failed {
+            return Err(CacheError::Poisoned);
+        }
         let layers = shape.layers();
         match self.open.take() {
             Some((step, called)) if called == layers => {
@@ -138,15 +137,4 @@ impl Progress {
             .map(|(row, length)| length + more.as_ref().map_or(0, |m| m[row]))
             .collect()
     }
-}
-
-fn check(what: &'static str, expected: &[usize], found: &[usize]) -> Result<(), CacheError> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(CacheError::Shape {
-        what,
-        expected: expected.to_vec(),
-        found: found.to_vec(),
-    })
 }

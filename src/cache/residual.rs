@@ -14,7 +14,10 @@ use crate::{
         CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, TokenIds,
         progress::Progress, rows::Rows,
     },
-    exact::{PIECE, conformance::Conformance},
+    exact::{
+        PIECE,
+        conformance::{Conformance, Subject},
+    },
     memory::MemoryReport,
 };
 
@@ -79,6 +82,7 @@ impl ResidualCheckpoint {
     /// [`ResidualConfig::with_conformance`]).
     ///
     /// # Errors
+    /// [`ModelShape`](CacheError::ModelShape) for sizes of zero,
     /// [`NotExact`](CacheError::NotExact) where the probe fails,
     /// [`Conformance`](CacheError::Conformance) if the report handed over is about something else,
     /// [`Larger`](CacheError::Larger) where residuals would save nothing.
@@ -87,6 +91,7 @@ impl ResidualCheckpoint {
         device: &Device,
         config: ResidualConfig,
     ) -> Result<Self, CacheError> {
+        shape.validate()?;
         let (residuals, keys_values) = (shape.residuals_per_token(), shape.keys_values_per_token());
         if config.floor == Floor::Residuals && residuals >= keys_values && !config.even_if_larger {
             return Err(CacheError::Larger {
@@ -94,11 +99,16 @@ impl ResidualCheckpoint {
                 keys_values,
             });
         }
+        let expected = Subject::new(&shape.kernels, device, shape.dtype);
         let conformance = config
             .conformance
             .unwrap_or_else(|| Conformance::probe(&shape.kernels, device, shape.dtype));
-        if !conformance.covers(&shape.kernels, device, shape.dtype) {
-            return Err(CacheError::Conformance);
+        if *conformance.subject() != expected {
+            let found = Box::new(conformance.subject().clone());
+            return Err(CacheError::Conformance {
+                expected: Box::new(expected),
+                found,
+            });
         }
         if !conformance.is_exact() {
             return Err(CacheError::NotExact(Box::new(conformance)));
@@ -141,8 +151,9 @@ impl ResidualCheckpoint {
             .unwrap_or(0)
             .next_multiple_of(PIECE);
         let mut all = Rows::with_slots(slots, span.projection);
-        let stays = |row: usize, position: usize| position + self.hot >= after[row];
+        let stays = |row: usize, position: usize| position >= after[row].saturating_sub(self.hot);
         let store = &mut self.layers[layer];
+        let (copied, _) = store.bytes();
         let held = store.ordered();
         store.retain(stays);
         prefix.project(span.replay, |rows, positions| {
@@ -160,7 +171,7 @@ impl ResidualCheckpoint {
         let (used, free) = all.bytes();
         let keys_values = all.read()?;
         drop(all);
-        let mut temporaries = projection_bytes(batch, self.shape.kv_width(), self.shape.dtype);
+        let mut temporaries = copied + projection_bytes(batch, &self.shape);
         let mut carried = 0;
         if self.floor == Floor::Tokens {
             carried = prefix.bytes();
@@ -201,11 +212,15 @@ impl CacheBackend for ResidualCheckpoint {
         }
         let after = self.progress.lengths_after();
         if after.iter().any(|&length| length > self.hot) || self.old.iter().any(|&rows| rows > 0) {
-            return self.rebuild(layer, &span, &after);
+            let answer = self.rebuild(layer, &span, &after);
+            if answer.is_err() {
+                self.progress.fail();
+            }
+            return answer;
         }
         let rows = &mut self.layers[layer];
-        rows.append(span.projection, span.positions);
-        self.scratch_peak = self.scratch_peak.max(rows.padded());
+        let moved = rows.append(span.projection, span.positions);
+        self.scratch_peak = self.scratch_peak.max(moved + rows.padded());
         rows.read()
     }
 
@@ -219,19 +234,18 @@ impl CacheBackend for ResidualCheckpoint {
         self.progress.length(row)
     }
 
-    /// Every position, in every layer: what is not held is rebuilt.
+    /// Every position that the layer's window shows: what is not held is rebuilt.
     fn kept(&self, layer: LayerIndex) -> Kept {
         let lengths = if layer.index() < self.shape.layers() {
             self.progress.lengths()
         } else {
             &[]
         };
-        Kept::shared(
-            lengths
-                .iter()
-                .map(|&length| (0..length).collect())
-                .collect(),
-        )
+        let all = lengths
+            .iter()
+            .map(|&length| (0..length).collect())
+            .collect();
+        self.shape.readable(layer, lengths, all)
     }
 
     fn memory(&self) -> MemoryReport {
@@ -267,6 +281,7 @@ impl CacheBackend for ResidualCheckpoint {
             return Ok(());
         }
         self.progress.truncate(to);
+        self.scratch_peak = 0;
         self.tokens.truncate(to);
         for rows in &mut self.layers {
             rows.retain(|_, position| position < to);

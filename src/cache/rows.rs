@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::{
     cache::{
-        CacheError, Kept, KeysValues, Projection,
+        CacheError, KeysValues, Projection,
         slots::{Run, Slots},
     },
     exact::PIECE,
@@ -53,15 +53,19 @@ impl Rows {
         rows
     }
 
-    /// Stores every row of `new` that has a position, in place unless the buffers must grow.
-    pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) {
+    /// Stores every row of `new` that has a position, in place unless the buffers must grow. Answers
+    /// the bytes that were held on top while they grew.
+    pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
         let batch = positions.rows();
         self.slots.resize(batch, Slots::default());
         let needed = (0..batch)
             .map(|row| self.used(row) + positions.count(row))
             .max()
             .unwrap_or(0);
+        let mut moved = 0;
         if needed > self.capacity() {
+            let (used, free) = self.bytes();
+            moved = used + free;
             let whole = needed.next_multiple_of(PIECE);
             self.grow(
                 self.limit
@@ -71,7 +75,7 @@ impl Rows {
             );
         }
         let Some((mut keys, mut values)) = self.buffers.take() else {
-            return;
+            return moved;
         };
         let [_, heads, width, _] = keys.dims();
         let runs: Vec<Vec<Run>> = self
@@ -100,15 +104,16 @@ impl Rows {
             }
         }
         self.buffers = Some((keys, values));
+        moved
     }
 
     /// All slots, as attention reads them. A view, unless the slots are not whole pieces: then a
     /// padded copy, whose bytes [`padded`](Self::padded) tells.
     pub(crate) fn read(&self) -> Result<KeysValues, CacheError> {
-        let empty = || CacheError::EmptyStep {
-            rows: self.slots.len(),
-        };
-        let (keys, values) = self.buffers.clone().ok_or_else(empty)?;
+        let (keys, values) = self
+            .buffers
+            .clone()
+            .expect("rows are read after some were stored");
         let [batch, heads, width, slots] = keys.dims();
         let whole = slots.next_multiple_of(PIECE);
         if whole == slots {
@@ -134,13 +139,7 @@ impl Rows {
         }
         let order: Vec<Vec<usize>> = self.slots.iter().map(Slots::rising).collect();
         let (keys, values) = select(keys, values, &order, positions.width());
-        Some((
-            Projection {
-                keys: keys.swap_dims(2, 3),
-                values,
-            },
-            positions,
-        ))
+        Some((Projection::new(keys.swap_dims(2, 3), values), positions))
     }
 
     /// Frees the slots whose position `keep(row, position)` declines. What they store stays, finite
@@ -167,28 +166,29 @@ impl Rows {
     }
 
     /// Moves the rows held into the smallest whole pieces that hold them and one more token, where
-    /// that frees at least a piece.
-    pub(crate) fn shrink(&mut self) {
-        let used = self.slots.iter().map(Slots::used).max().unwrap_or(0);
-        if self.capacity() < (used + 1).next_multiple_of(PIECE) + PIECE {
-            return;
+    /// that frees at least a piece. Answers the bytes that were held on top meanwhile.
+    pub(crate) fn shrink(&mut self) -> usize {
+        let most = self.slots.iter().map(Slots::used).max().unwrap_or(0);
+        let slots = (most + 1).next_multiple_of(PIECE);
+        if self.capacity() < slots + PIECE {
+            return 0;
         }
+        let (used, _) = self.bytes();
         let held = self.ordered();
         *self = Self {
             limit: self.limit,
             ..Self::default()
         };
         if let Some((rows, positions)) = held {
-            let mut moved = Self::with_slots((used + 1).next_multiple_of(PIECE), &rows);
-            moved.limit = self.limit;
-            moved.append(&rows, &positions);
-            *self = moved;
+            self.grow(slots, &rows.keys);
+            self.append(&rows, &positions);
         }
+        used
     }
 
     /// Positions held, rising.
-    pub(crate) fn kept(&self) -> Kept {
-        Kept::shared(self.slots.iter().map(Slots::kept).collect())
+    pub(crate) fn kept(&self) -> Vec<Vec<usize>> {
+        self.slots.iter().map(Slots::kept).collect()
     }
 
     /// Rows held in one batch row.

@@ -4,7 +4,11 @@ use std::num::NonZeroUsize;
 
 use burn::tensor::DType;
 
-use crate::exact::conformance::KernelShapes;
+use crate::{
+    cache::{CacheError, Kept, LayerIndex},
+    exact::conformance::KernelShapes,
+    positions::visible,
+};
 
 /// The shape of a model, as far as a cache cares.
 ///
@@ -46,6 +50,56 @@ impl ModelShape {
     #[must_use]
     pub const fn layers(&self) -> usize {
         self.windows.len()
+    }
+
+    /// Of the positions each batch row holds at `layer`, those that the query after its last token
+    /// sees.
+    pub(crate) fn readable(
+        &self,
+        layer: LayerIndex,
+        lengths: &[usize],
+        held: Vec<Vec<usize>>,
+    ) -> Kept {
+        let window = self.windows.get(layer.index()).copied().flatten();
+        let seen = |(mut row, &next): (Vec<usize>, &usize)| {
+            row.retain(|&position| visible(next, position, window));
+            row
+        };
+        Kept::shared(held.into_iter().zip(lengths).map(seen).collect())
+    }
+
+    /// Checks that the sizes are those of a model.
+    pub(crate) fn validate(&self) -> Result<(), CacheError> {
+        let KernelShapes {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.kernels;
+        let kernels = self
+            .kernels
+            .linears
+            .iter()
+            .flatten()
+            .chain(&self.kernels.norms)
+            .copied();
+        let sizes = [
+            ("heads", heads),
+            ("kv_heads", kv_heads),
+            ("head_dim", head_dim),
+            ("hidden", self.hidden),
+        ];
+        let mut sizes = sizes
+            .into_iter()
+            .chain(kernels.map(|size| ("a kernel's width", size)));
+        match sizes.find(|(_, size)| *size == 0) {
+            Some((what, found)) => Err(CacheError::ModelShape { what, found }),
+            None if !heads.is_multiple_of(kv_heads) => Err(CacheError::ModelShape {
+                what: "heads, no multiple of kv_heads,",
+                found: heads,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Elements of the keys (or of the values) of one token at one layer.

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, Replay},
+    cache::{CacheError, ModelShape, Replay, Step},
     exact::PIECE,
     positions::Positions,
 };
@@ -24,12 +24,17 @@ pub struct Projection {
     pub values: Tensor<4>,
 }
 
+impl Projection {
+    /// Keys and values of the same rows.
+    #[must_use]
+    pub const fn new(keys: Tensor<4>, values: Tensor<4>) -> Self {
+        Self { keys, values }
+    }
+}
+
 /// The new rows of one step at one layer, and what a backend may need to take them in.
 #[derive(Clone, Copy)]
-#[allow(
-    clippy::exhaustive_structs,
-    reason = "a decoder of another crate builds it"
-)]
+#[non_exhaustive]
 pub struct Span<'a> {
     /// Positions of the new rows; pads are [`Positions::EMPTY`].
     pub positions: &'a Positions,
@@ -39,6 +44,67 @@ pub struct Span<'a> {
     pub projection: &'a Projection,
     /// The block itself, for a backend that rebuilds rows.
     pub replay: &'a dyn Replay,
+}
+
+impl<'a> Span<'a> {
+    /// The rows of one layer; all parts are about the same rows.
+    #[must_use]
+    pub const fn new(
+        positions: &'a Positions,
+        residual: &'a Tensor<3>,
+        projection: &'a Projection,
+        replay: &'a dyn Replay,
+    ) -> Self {
+        Self {
+            positions,
+            residual,
+            projection,
+            replay,
+        }
+    }
+
+    /// Checks positions, shapes and dtypes against the step and the model.
+    pub(crate) fn check(&self, step: &Step, shape: &ModelShape) -> Result<(), CacheError> {
+        let [batch, tokens] = [step.positions().rows(), step.positions().width()];
+        if self.positions != step.positions() {
+            let [expected, found] = [step.positions(), self.positions].map(|p| Box::new(p.clone()));
+            return Err(CacheError::SpanPositions { expected, found });
+        }
+        let Projection { keys, values } = self.projection;
+        let rows = [
+            batch,
+            shape.kernels.kv_heads,
+            tokens,
+            shape.kernels.head_dim,
+        ];
+        let parts = [
+            ("keys", &rows[..], keys.shape(), keys.dtype()),
+            ("values", &rows, values.shape(), values.dtype()),
+            (
+                "residuals",
+                &[batch, tokens, shape.hidden],
+                self.residual.shape(),
+                self.residual.dtype(),
+            ),
+        ];
+        for (what, expected, found, dtype) in parts {
+            if found.as_slice() != expected {
+                return Err(CacheError::Shape {
+                    what,
+                    expected: expected.to_vec(),
+                    found: found.to_vec(),
+                });
+            }
+            if dtype != shape.dtype {
+                return Err(CacheError::Dtype {
+                    what,
+                    expected: shape.dtype,
+                    found: dtype,
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Span<'_> {
@@ -57,8 +123,8 @@ impl std::fmt::Debug for Span<'_> {
 ///
 /// # Shapes
 /// Keys transposed, `[batch, kv_heads, head_dim, slots]`, values
-/// `[batch, kv_heads, slots, head_dim]`, `slots` a multiple of [`PIECE`], what free slots store
-/// finite.
+/// `[batch, kv_heads, slots, head_dim]`, `slots` a multiple of [`PIECE`]. What free slots store must
+/// be finite.
 #[derive(Debug)]
 pub struct KeysValues {
     keys: Tensor<4>,
@@ -68,7 +134,7 @@ pub struct KeysValues {
 }
 
 impl KeysValues {
-    /// Wraps what attention shall read.
+    /// What attention is to read.
     ///
     /// # Errors
     /// [`Shape`](CacheError::Shape) if the two tensors and the positions do not fit one another or

@@ -127,7 +127,7 @@ impl Step {
     ///
     /// # Errors
     /// [`EmptyStep`](CacheError::EmptyStep) if no row has a token,
-    /// [`Rows`](CacheError::Rows) if `starts` has another number of rows.
+    /// [`Starts`](CacheError::Starts) if `starts` has another number of rows.
     pub fn new(tokens: TokenIds, starts: &[usize]) -> Result<Self, CacheError> {
         if tokens.longest() == 0 {
             return Err(CacheError::EmptyStep {
@@ -135,9 +135,9 @@ impl Step {
             });
         }
         if tokens.rows() != starts.len() {
-            return Err(CacheError::Rows {
-                expected: starts.len(),
-                found: tokens.rows(),
+            return Err(CacheError::Starts {
+                rows: tokens.rows(),
+                starts: starts.len(),
             });
         }
         let positions = Positions::contiguous(starts, &tokens.lengths());

@@ -55,7 +55,7 @@ impl Window {
 
 impl CacheBackend for Window {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.held.progress.begin(step)
+        self.held.begin(step)
     }
 
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
@@ -64,11 +64,9 @@ impl CacheBackend for Window {
 
     fn commit(&mut self) -> Result<(), CacheError> {
         self.held.progress.commit(&self.held.shape)?;
-        let lengths = self.held.progress.lengths();
-        for rows in &mut self.held.layers {
-            rows.retain(|row, position| position + self.size >= lengths[row]);
-            rows.shrink();
-        }
+        let oldest = |length: &usize| length.saturating_sub(self.size);
+        let oldest: Vec<usize> = self.held.progress.lengths().iter().map(oldest).collect();
+        self.held.retain(|row, position| position >= oldest[row]);
         Ok(())
     }
 

@@ -2,14 +2,14 @@
 
 use std::{num::NonZeroUsize, ops::Range};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::PIECE;
 use crate::positions::{Positions, visible};
 
 /// What attention needs to know of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[allow(clippy::exhaustive_structs, reason = "a parameter list with names")]
+#[non_exhaustive]
 pub struct Attend {
     /// Factor on the scores, `1 / sqrt(head_dim)` in most models.
     pub scale: f64,
@@ -17,6 +17,32 @@ pub struct Attend {
     pub window: Option<NonZeroUsize>,
     /// `cap · tanh(score / cap)`, before the mask.
     pub softcap: Option<f64>,
+}
+
+impl Attend {
+    /// A layer that shows all keys.
+    #[must_use]
+    pub const fn new(scale: f64) -> Self {
+        Self {
+            scale,
+            window: None,
+            softcap: None,
+        }
+    }
+
+    /// With a window.
+    #[must_use]
+    pub const fn with_window(mut self, window: Option<NonZeroUsize>) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// With a soft cap.
+    #[must_use]
+    pub const fn with_softcap(mut self, softcap: Option<f64>) -> Self {
+        self.softcap = softcap;
+        self
+    }
 }
 
 /// Softmax attention of `query` over the slots of `keys` and `values`, where a query's result
@@ -49,7 +75,7 @@ pub struct Attend {
 /// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
 /// let mut slots = vec![Positions::EMPTY; 512];
 /// slots[..3].copy_from_slice(&[0, 1, 2]);
-/// let attend = Attend { scale: 0.5, window: None, softcap: None };
+/// let attend = Attend::new(0.5);
 /// let out = attention(query, &keys, &values, &Positions::from_rows(&[[2]]), &Positions::from_rows(&[slots]), &attend);
 /// assert_eq!(out.into_data().as_slice::<f32>().unwrap(), [1.0; 8]);
 /// ```
@@ -77,6 +103,12 @@ pub fn attention(
 /// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
 ///
 /// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
+///
+/// # Shapes
+/// As [`attention`]; the sums `[batch, heads, slots]`.
+///
+/// # Panics
+/// As [`attention`].
 #[must_use]
 pub fn with_column_sums(
     query: Tensor<4>,
@@ -88,7 +120,8 @@ pub fn with_column_sums(
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, kv_heads, _, slots] = keys.dims();
     let heads = query.dims()[1];
-    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], &query.device());
+    let options = (&query.device(), DType::F32);
+    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], options);
     let out = run(
         query,
         keys,
@@ -104,12 +137,16 @@ pub fn with_column_sums(
                 .collect();
             let real = Tensor::<5>::from_data(
                 TensorData::new(real, [batch, 1, 1, tokens, 1]),
-                &sums.device(),
+                (&sums.device(), DType::F32),
             );
             let [_, _, _, width] = weights.dims();
-            let probabilities =
-                (weights / total).reshape([batch, kv_heads, heads / kv_heads, tokens, width])
-                    * real;
+            let probabilities = (weights / total).cast(DType::F32).reshape([
+                batch,
+                kv_heads,
+                heads / kv_heads,
+                tokens,
+                width,
+            ]) * real;
             let column = probabilities.sum_dim(3).squeeze_dim::<4>(3);
             let ranges = [0..batch, 0..kv_heads, 0..heads / kv_heads, seen];
             let before = sums.clone().slice(ranges.clone());
@@ -176,7 +213,7 @@ fn run(
             scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
         }
         let mask = mask(&at, &positions.narrow(read.clone()), attend.window);
-        let mask = Tensor::<5>::from_data(mask, &scores.device());
+        let mask = Tensor::<5>::from_data(mask, (&scores.device(), scores.dtype()));
         let scores = scores.reshape([batch, kv_heads, group, count, read.len()]) + mask;
         let scores = scores.reshape([batch, kv_heads, group * count, read.len()]);
         let max = scores.clone().max_dim(3);

@@ -44,6 +44,6 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
             Some(sum) => sum + product,
         });
     }
-    sum.unwrap_or_else(|| Tensor::zeros([batch * tokens, out], &weight.device()))
+    sum.unwrap_or_else(|| Tensor::zeros([batch * tokens, out], (&weight.device(), weight.dtype())))
         .reshape([batch, tokens, out])
 }

@@ -33,10 +33,10 @@ impl Attention {
         let both = self.key_value.forward(normed);
         let keys = heads(both.clone().slice_dim(2, 0..width), config.kv_heads);
         let values = heads(both.slice_dim(2, width..2 * width), config.kv_heads);
-        Projection {
-            keys: angles.rotate(head_norm(keys, self.key_norm.as_ref(), config)),
+        Projection::new(
+            angles.rotate(head_norm(keys, self.key_norm.as_ref(), config)),
             values,
-        }
+        )
     }
 
     /// Queries of normed rows, `[batch, heads, tokens, head_dim]`.
@@ -86,18 +86,13 @@ impl Attention {
         let layer = LayerIndex::new(view.layer);
         let wanted = cache.wants(layer, step);
         let projection = self.project(normed.clone(), angles, view.config());
-        let span = Span {
-            positions: step.positions(),
-            residual,
-            projection: &projection,
-            replay: view,
-        };
+        let span = Span::new(step.positions(), residual, &projection, view);
         let keys_values = cache.keys_values(layer, span)?;
         drop(projection);
 
         let moved = keys_values
             .query_positions()
-            .map(|to| Ok((to.clone(), view.angles(to)?)))
+            .map(|to| moved(view, step, to))
             .transpose()?;
         let (positions, angles) = moved
             .as_ref()
@@ -114,9 +109,28 @@ impl Attention {
         let (mixed, sums) =
             with_column_sums(queries, keys, values, positions, slots, &view.attend());
         drop(keys_values);
-        cache.observe(layer, Observed::column_sums(sums))?;
+        cache.observe(layer, Observed::ColumnSums(sums))?;
         Ok(self.output.forward(mixed))
     }
+}
+
+/// Positions a policy moved the queries to, and their angles.
+fn moved(
+    view: &BlockView<'_>,
+    step: &Step,
+    to: &Positions,
+) -> Result<(Positions, Angles), CacheError> {
+    let shape =
+        |positions: &Positions| vec![positions.rows(), positions.heads(), positions.width()];
+    let (expected, found) = (shape(step.positions()), shape(to));
+    if expected != found {
+        return Err(CacheError::Shape {
+            what: "positions of the queries",
+            expected,
+            found,
+        });
+    }
+    Ok((to.clone(), view.angles(to)?))
 }
 
 /// `[batch, tokens, heads · head_dim]` as `[batch, heads, tokens, head_dim]`.

@@ -100,17 +100,15 @@ impl<'a> BlockView<'a> {
 
     pub(super) fn attend(&self) -> Attend {
         let config = self.config();
-        Attend {
-            scale: config.query_scale,
-            window: self.block().window,
-            softcap: config.attention_softcap,
-        }
+        Attend::new(config.query_scale)
+            .with_window(self.block().window)
+            .with_softcap(config.attention_softcap)
     }
 
     pub(super) fn angles(&self, positions: &Positions) -> Result<Angles, CacheError> {
         self.decoder
             .angles(self.block().table, positions)
-            .map_err(|error| CacheError::Backend(Box::new(error)))
+            .map_err(|error| CacheError::Replay(Box::new(error)))
     }
 
     fn normed(&self, residual: Tensor<3>) -> Tensor<3> {
@@ -124,7 +122,7 @@ impl Replay for BlockView<'_> {
     fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
         self.decoder.embed(tokens).map_err(|error| match error {
             ForwardError::Cache(error) => error,
-            error => CacheError::Backend(Box::new(error)),
+            error => CacheError::Replay(Box::new(error)),
         })
     }
 
@@ -166,7 +164,7 @@ impl Replay for BlockView<'_> {
             .rotate(self.angles(from)?.inverse().rotate(keys)))
     }
 
-    /// The larger of attention (queries, scores of a block) and the feed-forward layer (gate, up),
+    /// The larger of attention (queries, scores of a block) and the feed-forward layer (gate, up and a partial sum),
     /// each beside the residual and its normed copy.
     fn scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
         let config = self.config();
@@ -174,7 +172,7 @@ impl Replay for BlockView<'_> {
         let rows = batch * tokens * element;
         let attention = 2 * rows * config.heads * config.head_dim
             + attention_scratch(batch, config.heads, tokens, slots, element);
-        let feed_forward = 2 * rows * config.intermediate;
+        let feed_forward = 3 * rows * config.intermediate;
         2 * rows * config.hidden + attention.max(feed_forward)
     }
 }

@@ -154,6 +154,14 @@ impl DecoderConfig {
                 largest: LARGEST,
             });
         }
+        let width = self.heads * self.head_dim;
+        if width > LARGEST {
+            return Err(ConfigError::TooLarge {
+                field: "heads · head_dim",
+                size: width,
+                largest: LARGEST,
+            });
+        }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadGroups {
                 heads: self.heads,
@@ -250,7 +258,7 @@ impl DecoderConfig {
     }
 }
 
-/// Sizes beyond this are a damaged file, not a model; products of a few of them still fit `usize`.
+/// Sizes beyond this are a damaged file, not a model. Products of two still fit `usize`.
 const LARGEST: usize = 1 << 24;
 
 /// Fields of a configuration that do not fit one another.

@@ -70,6 +70,14 @@ pub enum ForwardError {
         /// Layers of the model.
         layers: usize,
     },
+    /// Residual rows that do not belong to the step.
+    #[error("the residual has shape {found:?}, the step asks for {expected:?}")]
+    Residual {
+        /// `[rows, longest, hidden]` of step and model.
+        expected: [usize; 3],
+        /// The shape that came.
+        found: [usize; 3],
+    },
     /// The cache refused.
     #[error(transparent)]
     Cache(#[from] CacheError),

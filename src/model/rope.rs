@@ -213,10 +213,11 @@ impl RopeTable {
             positions.rows()
         };
         let half = self.frequencies.len();
-        let mut cos = Vec::with_capacity(rows * positions.width() * half * 2);
+        let heads = positions.heads();
+        let mut cos = Vec::with_capacity(rows * heads * positions.width() * half * 2);
         let mut sin = Vec::with_capacity(cos.capacity());
-        for row in 0..rows {
-            for &position in positions.slots(row, 0) {
+        for list in 0..rows * heads {
+            for &position in positions.slots(list / heads, list % heads) {
                 let position = if position == Positions::EMPTY {
                     0
                 } else {
@@ -229,7 +230,7 @@ impl RopeTable {
                 sin.extend(sines.iter().map(|sine| -sine).chain(sines.iter().copied()));
             }
         }
-        let shape = [rows, 1, positions.width(), 2 * half];
+        let shape = [rows, heads, positions.width(), 2 * half];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), (device, dtype));
         Angles {
             cos: tensor(cos),
@@ -256,8 +257,8 @@ impl RopeTable {
     }
 }
 
-/// Cosines and sines of a call's rows, `[batch or 1, 1, tokens, head_dim]`, the sines of the first
-/// half negated.
+/// Cosines and sines of a call's rows, `[batch or 1, heads or 1, tokens, head_dim]`, the sines of the
+/// first half negated.
 #[derive(Clone)]
 pub(super) struct Angles {
     cos: Tensor<4>,
@@ -278,8 +279,7 @@ impl Angles {
         x * self.cos.clone() + swapped * self.sin.clone()
     }
 
-    /// The angles that turn rows rotated by `self` to where `to` would have put them: only their
-    /// difference counts, and an amplitude both share is not applied twice.
+    /// The angles that turn back what `self` rotated, its amplitude included.
     pub(super) fn inverse(&self) -> Self {
         let square = self.cos.clone().square() + self.sin.clone().square();
         Self {

@@ -44,6 +44,14 @@ pub enum LoadError {
         /// Its value.
         value: String,
     },
+    /// A field is missing that another one calls for.
+    #[error("{} lacks {field}, which its other fields call for", path.display())]
+    MissingField {
+        /// The configuration.
+        path: PathBuf,
+        /// The field.
+        field: String,
+    },
     /// The index names a shard that is not there.
     #[error("{} names shard {shard}, which is not in the folder", index.display())]
     MissingShard {

@@ -1,6 +1,8 @@
 //! The Llama family: `config.json` to [`DecoderConfig`], and tensor names. Llama 2 and 3, TinyLlama,
 //! SmolLM2.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -8,8 +10,14 @@ use crate::model::{
     Activation, DecoderConfig, LayerConfig, RopeConfig, RopeScaling, yarn_attention_factor,
 };
 
-/// A field whose value is not implemented: its name and value.
-pub(super) type Unsupported = (String, String);
+/// Why a configuration is refused.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// A field has a value that is not implemented.
+    Unsupported { field: String, value: String },
+    /// A field is missing that another one calls for.
+    Missing { field: String },
+}
 
 /// `config.json`, with the defaults of transformers' `LlamaConfig`.
 #[derive(Debug, Deserialize)]
@@ -37,7 +45,7 @@ pub(super) struct LlamaConfig {
 }
 
 /// `rope_scaling`, or the newer `rope_parameters`, which also holds the base.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Deserialize)]
 struct Rope {
     rope_type: Option<String>,
     #[serde(rename = "type")]
@@ -54,25 +62,26 @@ struct Rope {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
+    /// Any other field could change the mathematics.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
 }
 
 impl LlamaConfig {
-    /// The neutral description, or the first field that is not implemented.
-    pub(super) fn decoder(self) -> Result<DecoderConfig, Unsupported> {
+    /// The neutral description, or the first field that stands against it.
+    pub(super) fn decoder(self) -> Result<DecoderConfig, Refusal> {
         let positions = self.max_position_embeddings.unwrap_or(2048);
-        let refuse = |field: &str, value: String| Err((field.to_owned(), value));
+        let refuse = |field: &str, value: String| {
+            Err(Refusal::Unsupported {
+                field: field.into(),
+                value,
+            })
+        };
         if self.rope_interleaved == Some(true) {
             return refuse("rope_interleaved", "true".into());
         }
-        for rope in [
-            self.partial_rotary_factor,
-            self.rope_parameters
-                .as_ref()
-                .and_then(|r| r.partial_rotary_factor),
-        ] {
-            if let Some(factor) = rope.filter(|&factor| factor != 1.0) {
-                return refuse("partial_rotary_factor", factor.to_string());
-            }
+        if let Some(factor) = self.partial_rotary_factor.filter(|&factor| factor != 1.0) {
+            return refuse("partial_rotary_factor", factor.to_string());
         }
         if let Some(window) = self.sliding_window.filter(|window| !window.is_null()) {
             return refuse("sliding_window", window.to_string());
@@ -90,7 +99,15 @@ impl LlamaConfig {
             Some("gelu_pytorch_tanh") => Activation::GeluTanh,
             Some(other) => return refuse("hidden_act", other.into()),
         };
-        let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let rope = match (&self.rope_parameters, &self.rope_scaling) {
+            (Some(new), Some(old)) if new != old => {
+                return refuse(
+                    "rope_scaling beside another rope_parameters",
+                    format!("{old:?}"),
+                );
+            }
+            (new, old) => new.as_ref().or(old.as_ref()),
+        };
         let theta = rope
             .and_then(|rope| rope.rope_theta)
             .or(self.rope_theta)
@@ -120,36 +137,48 @@ impl LlamaConfig {
 }
 
 impl Rope {
-    fn scaling(&self, positions: usize) -> Result<RopeScaling, Unsupported> {
-        let kind = self
+    fn scaling(&self, positions: usize) -> Result<RopeScaling, Refusal> {
+        let refuse = |field: &str, value: String| {
+            let field = format!("rope_scaling.{field}");
+            Err(Refusal::Unsupported { field, value })
+        };
+        let needed = |field: &str, value: Option<f64>| {
+            value.ok_or_else(|| Refusal::Missing {
+                field: format!("rope_scaling.{field}"),
+            })
+        };
+        let mut unknown = self.unknown.iter().filter(|(_, value)| !value.is_null());
+        if let Some((field, value)) = unknown.next() {
+            return refuse(field, value.to_string());
+        }
+        if let Some(factor) = self.partial_rotary_factor.filter(|&factor| factor != 1.0) {
+            return refuse("partial_rotary_factor", factor.to_string());
+        }
+        let original = self.original_max_position_embeddings;
+        match self
             .rope_type
             .as_deref()
             .or(self.old_type.as_deref())
-            .unwrap_or("default");
-        let field = |name: &str| (format!("rope_scaling.{name}"), "nothing".to_owned());
-        let factor = self.factor.ok_or_else(|| field("factor"));
-        let original = self.original_max_position_embeddings;
-        match kind {
+            .unwrap_or("default")
+        {
             "default" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor: factor? }),
+            "linear" => Ok(RopeScaling::Linear {
+                factor: needed("factor", self.factor)?,
+            }),
             "llama3" => Ok(RopeScaling::Llama3 {
-                factor: factor?,
-                low: self
-                    .low_freq_factor
-                    .ok_or_else(|| field("low_freq_factor"))?,
-                high: self
-                    .high_freq_factor
-                    .ok_or_else(|| field("high_freq_factor"))?,
-                original: original.ok_or_else(|| field("original_max_position_embeddings"))?,
+                factor: needed("factor", self.factor)?,
+                low: needed("low_freq_factor", self.low_freq_factor)?,
+                high: needed("high_freq_factor", self.high_freq_factor)?,
+                original: needed("original_max_position_embeddings", original)?,
             }),
             "yarn" => {
                 if let Some(mscale) = self.mscale.or(self.mscale_all_dim) {
-                    return Err(("rope_scaling.mscale".into(), mscale.to_string()));
+                    return refuse("mscale", mscale.to_string());
                 }
                 if self.truncate == Some(false) {
-                    return Err(("rope_scaling.truncate".into(), "false".into()));
+                    return refuse("truncate", "false".into());
                 }
-                let factor = factor?;
+                let factor = needed("factor", self.factor)?;
                 Ok(RopeScaling::Yarn {
                     factor,
                     fast: self.beta_fast.unwrap_or(32.0),
@@ -160,7 +189,7 @@ impl Rope {
                         .unwrap_or_else(|| yarn_attention_factor(factor)),
                 })
             }
-            other => Err(("rope_scaling.rope_type".into(), other.into())),
+            other => refuse("rope_type", other.into()),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Bad calls: each its own typed error, and a cache that is as it was.
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor};
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, Floor, FullKv, KeysValues, LayerIndex, ModelShape,
-        ResidualCheckpoint, ResidualConfig, Span, Step, TokenIds, Window,
+        CacheBackend, CacheError, Floor, FullKv, KeysValues, LayerIndex, ModelShape, Projection,
+        Replay, ResidualCheckpoint, ResidualConfig, Span, Step, TokenIds, Window,
     },
     exact::conformance::{Conformance, KernelShapes},
     generate::{GenerateError, Greedy},
@@ -159,9 +159,15 @@ fn starts_for_another_number_of_rows() {
     let refused = Step::new(vec![vec![1], vec![2]].into(), &[0]);
     assert!(matches!(
         refused,
-        Err(CacheError::Rows {
-            expected: 1,
-            found: 2
+        Err(CacheError::Starts { rows: 2, starts: 1 })
+    ));
+    let far = Step::new(vec![vec![1, 2]].into(), &[usize::MAX]).expect("refused by the cache");
+    let mut cache = FullKv::new(&tiny(2).shape());
+    assert!(matches!(
+        cache.begin(&far),
+        Err(CacheError::Gap {
+            found: usize::MAX,
+            ..
         })
     ));
 }
@@ -200,38 +206,155 @@ fn after_a_step_that_failed_midway_only_clear_helps() {
 }
 
 #[test]
-fn layers_out_of_order_and_spans_of_another_step() {
+fn a_layer_out_of_order_or_a_span_of_another_step_fails_the_step() {
     let decoder = tiny(2);
+    let step = Step::new(vec![vec![4, 2]].into(), &[0]).expect("tokens");
+    let other = Step::new(vec![vec![4]].into(), &[0]).expect("tokens");
+    let [residual, shorter] =
+        [&step, &other].map(|step| decoder.embed(step.tokens()).expect("ids of the vocabulary"));
+    let cache_error = |result: Result<_, ForwardError>| match result {
+        Err(ForwardError::Cache(error)) => error,
+        other => panic!("{other:?}"),
+    };
     for (name, mut cache) in backends(&decoder) {
-        let step = Step::new(vec![vec![4, 2]].into(), &[0]).expect("tokens");
-        let other = Step::new(vec![vec![4]].into(), &[0]).expect("tokens");
-        let residual = decoder.embed(step.tokens()).expect("ids of the vocabulary");
-        let late = decoder
-            .run(1..2, residual.clone(), &step, &mut cache)
-            .expect_err("no step has begun");
-        let due = |e: &ForwardError, layer| matches!(e, ForwardError::Cache(CacheError::LayerOrder { expected, found: 1 }) if *expected == layer);
-        assert!(due(&late, None), "{name}: {late:?}");
-        cache.begin(&step).expect("a good step");
-        let early = decoder
-            .run(1..2, residual.clone(), &step, &mut cache)
-            .expect_err("layer 0 is due");
-        assert!(due(&early, Some(0)), "{name}: {early:?}");
-        let wrong = decoder.run(
-            0..1,
-            decoder.embed(other.tokens()).expect("ids"),
-            &other,
-            &mut cache,
-        );
+        let early = cache_error(decoder.run(1..2, residual.clone(), &step, &mut cache));
         assert!(
-            matches!(wrong, Err(ForwardError::Cache(CacheError::SpanPositions))),
+            matches!(
+                early,
+                CacheError::LayerOrder {
+                    expected: None,
+                    found: 1
+                }
+            ),
+            "{name}: {early:?}"
+        );
+
+        cache
+            .begin(&step)
+            .expect("a refusal without a step harms nothing");
+        let early = cache_error(decoder.run(1..2, residual.clone(), &step, &mut cache));
+        assert!(
+            matches!(
+                early,
+                CacheError::LayerOrder {
+                    expected: Some(0),
+                    found: 1
+                }
+            ),
+            "{name}: {early:?}"
+        );
+        let late = cache_error(decoder.run(0..1, residual.clone(), &step, &mut cache));
+        assert!(matches!(late, CacheError::Poisoned), "{name}: {late:?}");
+        assert!(
+            matches!(cache.commit(), Err(CacheError::Poisoned)),
+            "{name}"
+        );
+
+        cache.clear();
+        cache.begin(&step).expect("as new");
+        let wrong = cache_error(decoder.run(0..1, shorter.clone(), &other, &mut cache));
+        assert!(
+            matches!(wrong, CacheError::SpanPositions { .. }),
             "{name}: {wrong:?}"
         );
-        let beyond = decoder.run(2..4, residual, &step, &mut cache);
+        let expected =
+            "the span has the positions [Some((0, 0))], the step announced [Some((0, 1))]";
+        assert_eq!(wrong.to_string(), expected);
         assert!(
-            matches!(beyond, Err(ForwardError::Layers { layers: 3, .. })),
-            "{name}: {beyond:?}"
+            matches!(cache.commit(), Err(CacheError::Poisoned)),
+            "{name}"
         );
     }
+}
+
+#[test]
+fn residuals_of_another_shape_and_layers_there_are_not() {
+    let decoder = tiny(2);
+    let mut cache = FullKv::new(&decoder.shape());
+    let step = Step::new(vec![vec![4, 2]].into(), &[0]).expect("tokens");
+    let residual = decoder.embed(step.tokens()).expect("ids of the vocabulary");
+    cache.begin(&step).expect("a fresh cache");
+    let beyond = decoder.run(2..4, residual.clone(), &step, &mut cache);
+    assert!(
+        matches!(beyond, Err(ForwardError::Layers { layers: 3, .. })),
+        "{beyond:?}"
+    );
+    let short = decoder.run(0..3, residual.clone().slice_dim(1, 0..1), &step, &mut cache);
+    let expected = "the residual has shape [1, 1, 64], the step asks for [1, 2, 64]";
+    assert_eq!(short.expect_err("one row of two").to_string(), expected);
+    decoder
+        .run(0..3, residual, &step, &mut cache)
+        .expect("nothing has happened yet");
+}
+
+/// A decoder that fails to rebuild rows.
+struct FailingReplay;
+
+impl Replay for FailingReplay {
+    fn embed(&self, _: &TokenIds) -> Result<Tensor<3>, CacheError> {
+        Err(CacheError::NoEmbedding)
+    }
+
+    fn project(&self, _: Tensor<3>, _: &Positions) -> Result<Projection, CacheError> {
+        Err(CacheError::NoEmbedding)
+    }
+
+    fn forward(
+        &self,
+        _: Tensor<3>,
+        _: &Positions,
+        _: &KeysValues,
+    ) -> Result<Tensor<3>, CacheError> {
+        Err(CacheError::NoEmbedding)
+    }
+
+    fn rotate(&self, _: Tensor<4>, _: &Positions, _: &Positions) -> Result<Tensor<4>, CacheError> {
+        Err(CacheError::NoEmbedding)
+    }
+
+    fn scratch(&self, _: usize, _: usize, _: usize) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_replay_that_fails_fails_the_step() {
+    let decoder = tiny(2);
+    for (name, mut cache) in backends(&decoder)
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("Residual"))
+    {
+        feed(&decoder, &mut cache, &tokens(1, 20)[..]);
+        let step = Step::new(vec![vec![4]].into(), &[20]).expect("a token");
+        cache.begin(&step).expect("a good step");
+        let rows = Tensor::<4>::zeros([1, 2, 1, 16], decoder.device());
+        let (residual, projection) = (
+            Tensor::<3>::zeros([1, 1, 64], decoder.device()),
+            Projection::new(rows.clone(), rows),
+        );
+        let span = Span::new(step.positions(), &residual, &projection, &FailingReplay);
+        let failed = cache.keys_values(LayerIndex::new(0), span);
+        assert!(matches!(failed, Err(CacheError::NoEmbedding)), "{name}");
+        let next = cache.keys_values(LayerIndex::new(1), span);
+        assert!(matches!(next, Err(CacheError::Poisoned)), "{name}");
+        assert!(
+            matches!(cache.commit(), Err(CacheError::Poisoned)),
+            "{name}"
+        );
+        assert!(
+            matches!(cache.begin(&step), Err(CacheError::Poisoned)),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn rows_of_another_dtype() {
+    let decoder = tiny(2);
+    let mut shape = decoder.shape();
+    shape.dtype = DType::F16;
+    let error = fed(&decoder, &mut FullKv::new(&shape), &[1, 2][..]);
+    assert_eq!(error.to_string(), "keys are F32, expected F16");
 }
 
 #[test]
@@ -289,7 +412,52 @@ fn a_probe_of_another_model_is_no_proof() {
     let (two, four) = (tiny(2), tiny(4));
     let config = ResidualConfig::new(8).with_conformance(probe(&four));
     let refused = ResidualCheckpoint::new(&two.shape(), two.device(), config);
-    assert!(matches!(refused, Err(CacheError::Conformance)));
+    assert!(matches!(refused, Err(CacheError::Conformance { .. })));
+    let text = refused.expect_err("other shapes").to_string();
+    assert!(
+        text.contains("is about 4 heads on 4 of 16")
+            && text.contains("the model is 4 heads on 2 of 16")
+    );
+}
+
+#[test]
+fn sizes_of_nothing_are_refused_and_the_largest_budgets_are_not() {
+    let mut shape = tiny(2).shape();
+    shape.kernels.kv_heads = 0;
+    let refused = ResidualCheckpoint::new(&shape, &Device::flex(), ResidualConfig::new(8));
+    assert!(matches!(
+        refused,
+        Err(CacheError::ModelShape {
+            what: "kv_heads",
+            found: 0
+        })
+    ));
+    let decoder = tiny(2);
+    let all = usize::MAX;
+    let config = ResidualConfig::new(all).with_conformance(probe(&decoder));
+    let mut caches: [Box<dyn CacheBackend>; 2] = [
+        Box::new(Window::new(&decoder.shape(), all).expect("a budget")),
+        Box::new(
+            ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("a budget"),
+        ),
+    ];
+    for cache in &mut caches {
+        feed(&decoder, cache, &tokens(1, 9)[..]);
+        feed(&decoder, cache, &tokens(2, 1)[..]);
+        assert_eq!(cache.kept(LayerIndex::new(0)).row(0)[0].len(), 10);
+    }
+}
+
+#[test]
+fn dtypes_the_kernels_do_not_keep_bits_in_are_reported_not_panicked_about() {
+    let shape = tiny(2).shape();
+    let found = Conformance::probe(&shape.kernels, &Device::flex(), DType::F16);
+    assert!(
+        !found.is_exact(),
+        "one row alone is summed in half precision"
+    );
+    let brain = Conformance::probe(&shape.kernels, &Device::flex(), DType::BF16);
+    assert!(!brain.checks().is_empty());
 }
 
 /// One column is the shape in which the kernels do not keep bits: a vocabulary of one token.
@@ -298,9 +466,9 @@ fn a_device_that_fails_the_probe_is_refused_and_what_failed_is_named() {
     let mut shapes = KernelShapes::new(4, 2, 16);
     shapes.linears.push([600, 1]);
     let decoder = tiny(2);
-    let found = Conformance::probe(&shapes, decoder.device(), burn::tensor::DType::F32);
+    let found = Conformance::probe(&shapes, decoder.device(), DType::F32);
     assert!(!found.is_exact());
-    let mut shape = ModelShape::new(3, 64, burn::tensor::DType::F32, shapes);
+    let mut shape = ModelShape::new(3, 64, DType::F32, shapes);
     shape.windows = vec![None; 3];
     let refused = ResidualCheckpoint::new(&shape, decoder.device(), ResidualConfig::new(8));
     let error = refused.expect_err("not exact").to_string();
@@ -310,8 +478,8 @@ fn a_device_that_fails_the_probe_is_refused_and_what_failed_is_named() {
 #[test]
 fn keys_values_that_do_not_fit_one_another() {
     let device = Device::flex();
-    let keys = |slots| burn::tensor::Tensor::<4>::zeros([1, 2, 4, slots], &device);
-    let values = |slots| burn::tensor::Tensor::<4>::zeros([1, 2, slots, 4], &device);
+    let keys = |slots| Tensor::<4>::zeros([1, 2, 4, slots], &device);
+    let values = |slots| Tensor::<4>::zeros([1, 2, slots, 4], &device);
     let positions = |slots| Positions::from_rows(&[vec![0; slots]]);
     let what = |refused: Result<KeysValues, CacheError>| match refused {
         Err(CacheError::Shape { what, .. }) => what,
@@ -389,6 +557,6 @@ fn errors_and_caches_can_cross_threads() {
     ok::<Decoder>();
     send::<Box<dyn CacheBackend>>();
     send::<FullKv>();
-    let _: Option<LayerIndex> = None;
-    let _: Option<Span<'_>> = None;
+    send::<Window>();
+    send::<ResidualCheckpoint>();
 }

@@ -59,9 +59,15 @@ fn same_bits(
     for (call, tokens) in calls.iter().enumerate() {
         let expected = feed(decoder, &mut oracle, &tokens[..]);
         let found = feed(decoder, &mut ours, &tokens[..]);
+        prop_assert_eq!(expected.len(), found.len());
         let differing = expected.iter().zip(&found).filter(|(a, b)| a != b).count();
         prop_assert_eq!(differing, 0, "logits of call {}", call);
-        for (layer, (expected, found)) in oracle.take().into_iter().zip(ours.take()).enumerate() {
+        let (expected, found) = (oracle.take(), ours.take());
+        prop_assert_eq!(
+            (expected.len(), found.len()),
+            (decoder.shape().layers(), decoder.shape().layers())
+        );
+        for (layer, (expected, found)) in expected.into_iter().zip(found).enumerate() {
             prop_assert!(
                 read_bits(&expected) == read_bits(&found),
                 "keys and values of call {}, layer {}",

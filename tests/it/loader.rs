@@ -337,9 +337,9 @@ fn configurations_that_are_not_run() {
         ),
         (
             "rope_parameters",
-            json!({ "rope_type": "linear" }),
-            "rope_scaling.factor",
-            "nothing",
+            json!({ "full_attention": { "rope_theta": 1e6 } }),
+            "rope_scaling.full_attention",
+            r#"{"rope_theta":1000000.0}"#,
         ),
         (
             "partial_rotary_factor",
@@ -364,6 +364,12 @@ fn configurations_that_are_not_run() {
             "{error}"
         );
     }
+    let linear = json!({ "rope_type": "linear" });
+    let error = refuse("missing-factor", "rope_parameters", linear);
+    assert!(
+        matches!(&error, LoadError::MissingField { field, .. } if field == "rope_scaling.factor"),
+        "{error}"
+    );
     assert!(matches!(
         refuse("text", "hidden_size", json!("wide")),
         LoadError::Json { .. }

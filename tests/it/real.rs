@@ -93,6 +93,7 @@ fn real_logits_keep_their_bits_when_old_rows_are_rebuilt() {
         let expected = feed(decoder, &mut full, call);
         for cache in &mut caches {
             let found = feed(decoder, cache, call);
+            assert_eq!(found.len(), expected.len());
             let differing = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
             assert_eq!(differing, 0, "{count} tokens at {at}");
         }

@@ -3,10 +3,10 @@
 //! A chunk covers a fixed range of positions and always has the same shape, so a row is rebuilt by
 //! the same calls in every step.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, KeysValues, Projection, Replay, TokenIds},
+    cache::{CacheError, KeysValues, ModelShape, Projection, Replay, TokenIds},
     positions::Positions,
 };
 
@@ -136,9 +136,10 @@ fn chunks(old: &[usize]) -> impl Iterator<Item = (usize, Positions)> {
     })
 }
 
-/// Bytes of a chunk of keys and values while it is projected.
-pub(super) fn projection_bytes(batch: usize, kv_width: usize, dtype: DType) -> usize {
-    2 * batch * CHUNK * kv_width * dtype.size()
+/// Bytes of temporaries while a chunk is projected: its normed rows, keys and values side by side, and
+/// apart.
+pub(super) fn projection_bytes(batch: usize, shape: &ModelShape) -> usize {
+    batch * CHUNK * (shape.hidden + 4 * shape.kv_width()) * shape.dtype.size()
 }
 
 fn bytes(residual: &Tensor<3>) -> usize {

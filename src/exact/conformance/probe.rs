@@ -29,7 +29,7 @@ pub(super) fn run(shapes: &KernelShapes, device: &Device, dtype: DType) -> Vec<C
 }
 
 /// Rows of the one large call.
-const ROWS: usize = 257;
+const ROWS: usize = 2 * 257 + 1;
 /// Rows of the calls compared with it.
 const CALLS: [usize; 6] = [1, 2, 3, 16, 65, 257];
 /// Columns of a linear layer that are probed.
@@ -89,11 +89,7 @@ fn compare_queries(
     let query: Tensor<4> = noise.tensor([1, heads, tokens, head_dim], device, dtype);
     let keys: Tensor<4> = noise.tensor([1, kv_heads, head_dim, tokens], device, dtype);
     let values: Tensor<4> = noise.tensor([1, kv_heads, tokens, head_dim], device, dtype);
-    let attend = Attend {
-        scale: 1.0 / (head_dim as f64).sqrt(),
-        window: None,
-        softcap: None,
-    };
+    let attend = Attend::new(1.0 / (head_dim as f64).sqrt());
     let run = |from: usize, count: usize, held: usize, chunks: &[usize]| {
         let slots = held.div_ceil(PIECE) * PIECE;
         let mut k = Tensor::<4>::zeros([1, kv_heads, head_dim, slots], (device, dtype));
