@@ -23,6 +23,8 @@ mod attention;
 mod linear;
 mod norm;
 
+#[cfg(feature = "model")]
+pub(crate) use self::linear::in_pool;
 pub use self::{
     attention::{Attend, attention, attention_scratch, with_column_sums},
     linear::linear,

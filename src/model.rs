@@ -27,7 +27,7 @@ pub use self::{
 };
 use crate::{
     cache::{CacheBackend, CacheError, ModelShape, Step, TokenIds},
-    exact::{conformance::KernelShapes, linear, rms_norm},
+    exact::{conformance::KernelShapes, in_pool, linear, rms_norm},
     positions::Positions,
 };
 
@@ -95,7 +95,7 @@ impl Decoder {
             [config.hidden, queries],
             [config.hidden, 2 * kv],
             [queries, config.hidden],
-            [config.hidden, config.intermediate],
+            [config.hidden, 2 * config.intermediate],
             [config.intermediate, config.hidden],
             [config.hidden, config.vocab],
         ];
@@ -136,13 +136,15 @@ impl Decoder {
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
         self.check_positions(step.positions())?;
         let residual = self.embed(step.tokens())?;
-        cache.begin(&step)?;
-        let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
-        cache.commit()?;
-        if last_only {
-            residual = last_rows(residual, &step);
-        }
-        Ok(self.logits(residual))
+        in_pool(&self.device, || {
+            cache.begin(&step)?;
+            let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
+            cache.commit()?;
+            if last_only {
+                residual = last_rows(residual, &step);
+            }
+            Ok(self.logits(residual))
+        })
     }
 
     /// Residual rows entering the first block: `[rows, longest, hidden]`, shorter rows padded.

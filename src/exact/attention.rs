@@ -60,7 +60,8 @@ impl Attend {
 ///
 /// # Cost
 /// Scores are held for a block of at most 128 queries at a time ([`attention_scratch`] says how
-/// many bytes that is). Pieces that no query of a block can see are skipped, which changes no bit.
+/// many bytes that is). Pieces that no query of a block can see are skipped, and so are the slots of
+/// the last one behind the last seen, in tiles of 64; that changes no bit.
 ///
 /// # Panics
 /// If the shapes do not fit one another, or `slots` is not a multiple of [`PIECE`].
@@ -171,6 +172,9 @@ pub fn attention_scratch(
 
 /// Queries whose scores are held at a time.
 const QUERY_BLOCK: usize = 128;
+/// Slots that are read or left out together: a piece is read as far as a query of the block sees.
+/// What is left out would add zeros at the end of a reduction. Divides [`PIECE`].
+const TILE: usize = 64;
 
 /// Attention block by block. `seen` is given each block of queries, the slots it reads, the
 /// exponentials `[batch, kv_heads, group · queries, slots read]` and their sums `[.., 1]`.
@@ -222,10 +226,11 @@ fn run(
         let mut total: Option<Tensor<4>> = None;
         let mut mixed: Option<Tensor<4>> = None;
         for piece in (0..read.len()).step_by(PIECE) {
-            let part = weights.clone().slice_dim(3, piece..piece + PIECE);
-            let start = read.start + piece;
-            let sum = part.clone().sum_dim(3);
-            let mix = part.matmul(values.clone().slice_dim(2, start..start + PIECE));
+            let end = (piece + PIECE).min(read.len());
+            let part = weights.clone().slice_dim(3, piece..end);
+            let slots = read.start + piece..read.start + end;
+            let sum = whole(part.clone()).sum_dim(3);
+            let mix = part.matmul(values.clone().slice_dim(2, slots));
             total = Some(total.map_or(sum.clone(), |total| total + sum));
             mixed = Some(mixed.map_or(mix.clone(), |mixed| mixed + mix));
         }
@@ -244,7 +249,8 @@ fn run(
     }
 }
 
-/// The smallest range of whole pieces outside which no query sees a slot; never empty.
+/// The smallest range outside which no query sees a slot, from the start of a piece to the end of a
+/// tile; never empty.
 fn pieces_seen(
     queries: &Positions,
     positions: &Positions,
@@ -279,7 +285,18 @@ fn pieces_seen(
     } else {
         first / PIECE * PIECE
     };
-    from..(last / PIECE + 1) * PIECE
+    from..(last / TILE + 1) * TILE
+}
+
+/// A piece filled up with zeros, so that its sum is taken in one order however much of it is read.
+fn whole(part: Tensor<4>) -> Tensor<4> {
+    let [batch, heads, rows, width] = part.dims();
+    if width == PIECE {
+        return part;
+    }
+    let options = (&part.device(), part.dtype());
+    let rest = Tensor::zeros([batch, heads, rows, PIECE - width], options);
+    Tensor::cat(vec![part, rest], 3)
 }
 
 /// 0 where a query sees a slot and -∞ where not: `[rows or 1, heads or 1, 1, queries, slots]`.

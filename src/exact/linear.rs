@@ -7,7 +7,8 @@ use super::PIECE;
 /// `x · weight`, where a row of the result depends on its own row of `x` and on `weight` alone.
 ///
 /// The reduction is cut into equal parts of at most [`PIECE`] whose products are added in order.
-/// Costs one plain product; the parts are views.
+/// Costs one plain product; the parts are views. The kernels of `flex` multiply a single row on one
+/// thread: with feature `rayon` its parts and strips of columns are shared out over all threads.
 ///
 /// # Shapes
 /// `x` `[batch, tokens, in]`, `weight` `[in, out]` contiguous, the answer `[batch, tokens, out]`.
@@ -32,6 +33,10 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     let out = weight.dims()[1];
     let x = x.reshape([batch * tokens, width]);
     let part = width.div_ceil(width.div_ceil(PIECE).max(1)).max(1);
+    #[cfg(all(feature = "flex", feature = "rayon"))]
+    if threads::pay(&x, weight) {
+        return threads::product(&x, weight, part).reshape([batch, tokens, out]);
+    }
     let mut sum: Option<Tensor<2>> = None;
     for from in (0..width).step_by(part) {
         let range = from..(from + part).min(width);
@@ -46,4 +51,75 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     }
     sum.unwrap_or_else(|| Tensor::zeros([batch * tokens, out], (&weight.device(), weight.dtype())))
         .reshape([batch, tokens, out])
+}
+
+/// One row times a matrix on all threads. Bits do not depend on their number: columns know nothing
+/// of one another, and parts are added in the same order.
+#[cfg(all(feature = "flex", feature = "rayon"))]
+mod threads {
+    use burn::tensor::{Device, Tensor};
+    use rayon::prelude::*;
+
+    /// Elements of a matrix from which on waking a thread costs less than it brings.
+    const LEAST: usize = 400_000;
+    /// Columns of a strip: its results fit the first-level cache, its rows fill whole pages.
+    const STRIP: usize = 4096;
+    /// Columns below which a strip is not cut further.
+    const NARROWEST: usize = 256;
+
+    pub(super) fn pay(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
+        let [width, out] = weight.dims();
+        x.dims()[0] == 1
+            && width * out >= LEAST
+            && rayon::current_num_threads() > 1
+            && weight.device() == Device::flex()
+    }
+
+    /// `x · weight`, the reduction cut every `part` elements.
+    pub(super) fn product(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
+        let [width, out] = weight.dims();
+        let (parts, threads) = (width.div_ceil(part), rayon::current_num_threads());
+        let even = if parts.is_multiple_of(threads) {
+            1
+        } else {
+            threads.min(out / NARROWEST)
+        };
+        let strip = out.div_ceil(even.max(out.div_ceil(STRIP)));
+        let tasks: Vec<_> = (0..out)
+            .step_by(strip)
+            .flat_map(|left| (0..width).step_by(part).map(move |from| (left, from)))
+            .collect();
+        let products: Vec<Tensor<2>> = tasks
+            .into_par_iter()
+            .map(|(left, from)| {
+                let range = from..(from + part).min(width);
+                let weight = weight
+                    .clone()
+                    .slice_dim(1, left..(left + strip).min(out))
+                    .slice_dim(0, range.clone());
+                x.clone().slice_dim(1, range).matmul(weight)
+            })
+            .collect();
+        let sums = products.chunks(parts).map(|products| {
+            let mut products = products.iter().cloned();
+            let first = products.next().expect("a strip has a part");
+            products.fold(first, |sum, product| sum + product)
+        });
+        Tensor::cat(sums.collect(), 1)
+    }
+}
+
+/// Runs `work` for a decoder on `device` where [`linear`] shares out products at the least cost: on
+/// a thread of the pool.
+#[cfg(feature = "model")]
+pub(crate) fn in_pool<R: Send>(
+    device: &burn::tensor::Device,
+    work: impl FnOnce() -> R + Send,
+) -> R {
+    #[cfg(all(feature = "flex", feature = "rayon"))]
+    if *device == burn::tensor::Device::flex() {
+        return rayon::scope(|_| work());
+    }
+    let _ = device;
+    work()
 }

@@ -5,8 +5,8 @@ use burn::tensor::{Tensor, activation};
 use super::{Activation, weights::Linear};
 
 pub(super) struct FeedForward {
-    pub(super) gate: Linear,
-    pub(super) up: Linear,
+    /// Gate and up side by side: one product for both.
+    pub(super) gate_up: Linear,
     pub(super) down: Linear,
     pub(super) activation: Activation,
 }
@@ -14,11 +14,14 @@ pub(super) struct FeedForward {
 impl FeedForward {
     /// `down(activation(gate(x)) · up(x))`, `[batch, tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = self.gate.forward(x.clone());
+        let both = self.gate_up.forward(x);
+        let width = both.dims()[2] / 2;
+        let gate = both.clone().slice_dim(2, 0..width);
         let gate = match self.activation {
             Activation::Silu => activation::silu(gate),
             Activation::GeluTanh => activation::gelu_approximate(gate),
         };
-        self.down.forward(gate * self.up.forward(x))
+        self.down
+            .forward(gate * both.slice_dim(2, width..2 * width))
     }
 }

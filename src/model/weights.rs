@@ -182,8 +182,7 @@ impl Loader<'_> {
             post_attention_norm: self.norm("post_attention_norm"),
             feed_forward_norm: self.norm("feed_forward_norm").expect(always),
             feed_forward: FeedForward {
-                gate: self.linear(&["gate"], &["gate.bias"]),
-                up: self.linear(&["up"], &["up.bias"]),
+                gate_up: self.linear(&["gate", "up"], &["gate.bias", "up.bias"]),
                 down: self.linear(&["down"], &["down.bias"]),
                 activation: config.activation,
             },

@@ -1,0 +1,236 @@
+//! Speed of one-token decode steps against the rate at which this machine reads memory.
+//!
+//! `cargo bench --bench decode --features flex,rayon,simd`, with `KV_DIRECT_MODELS` naming a folder of
+//! model folders, measures SmolLM2-135M-Instruct; without it a small random decoder takes its place.
+//!
+//! A step reads every weight once, so the limit is how fast memory is read. That rate is measured
+//! here, not taken from a data sheet, and between the decode samples, since a shared machine's rate
+//! drifts. All hardware threads compare the halves of a buffer that hold the same numbers, several
+//! streams a thread: comparing slices is the loop that safe code has in vector instructions of the
+//! processor at hand.
+
+use std::{
+    convert::Infallible,
+    env,
+    hint::black_box,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::Device;
+use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use kv_direct::{
+    cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig},
+    generate::Greedy,
+    model::{Decoder, DecoderConfig, Input},
+    pretrained::load,
+};
+
+const MODEL: &str = "smollm2-135m-instruct";
+/// Tokens in the cache when a measured step starts.
+const CONTEXT: usize = 512;
+/// Numbers of eight bytes that a pass of [`Memory::pass`] reads: 512 MiB.
+const NUMBERS: usize = 64 << 20;
+/// Pairs of streams that a thread reads in turn: one stream alone leaves memory waiting.
+const PAIRS: usize = 4;
+/// Numbers read of a stream before the next has its turn: 1 KiB.
+const RUN: usize = 128;
+
+/// Decode steps at [`CONTEXT`] tokens of `FullKv`, and the plain line.
+fn decode(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    let mut cache = FullKv::new(&decoder.shape());
+    prefill(&decoder, &mut cache, CONTEXT);
+    // The first step beyond a whole piece makes the buffers grow.
+    step(&decoder, &mut cache, CONTEXT);
+
+    let mut memory = Memory::new();
+    memory.pass();
+    let mut steps = Vec::new();
+    let mut group = criterion.benchmark_group("decode");
+    group.sampling_mode(SamplingMode::Flat).sample_size(15);
+    group.measurement_time(Duration::from_secs(15));
+    group.throughput(Throughput::Elements(1));
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|count| {
+            memory.pass();
+            let timed = (0..count).map(|_| step(&decoder, &mut cache, CONTEXT));
+            let timed: Vec<Duration> = timed.collect();
+            memory.pass();
+            steps.extend_from_slice(&timed);
+            timed.iter().sum()
+        });
+    });
+    group.finish();
+
+    if steps.is_empty() {
+        return;
+    }
+    let (seconds, limit) = (median(&steps).as_secs_f64(), memory.rate());
+    let bytes = bytes_per_token(&decoder);
+    let achieved = bytes as f64 / seconds / 1e9;
+    println!(
+        "decode {name}: {:.1} tokens/s, {bytes} bytes a token, {achieved:.1} GB/s of {limit:.1} GB/s \
+         read rate, ratio {:.2}\n",
+        1.0 / seconds,
+        achieved / limit,
+    );
+}
+
+/// What rebuilding costs: 16 exact rows of 128 tokens against all of them kept, step by step in turn.
+fn residual(criterion: &mut Criterion) {
+    const HELD: usize = 128;
+    let decoder = random_decoder();
+    let shape = decoder.shape();
+    let residual = ResidualCheckpoint::new(&shape, decoder.device(), ResidualConfig::new(16))
+        .expect("flex is exact");
+    let mut caches: [Box<dyn CacheBackend>; 2] =
+        [Box::new(FullKv::new(&shape)), Box::new(residual)];
+    for cache in &mut caches {
+        prefill(&decoder, cache.as_mut(), HELD);
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    let mut group = criterion.benchmark_group("residual");
+    group.throughput(Throughput::Elements(1)).sample_size(20);
+    for (index, name) in ["full_kv", "residual_checkpoint_16_of_128"]
+        .into_iter()
+        .enumerate()
+    {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|count| {
+                let before = times[index].len();
+                for _ in 0..count {
+                    for (cache, times) in caches.iter_mut().zip(&mut times) {
+                        times.push(step(&decoder, cache.as_mut(), HELD));
+                    }
+                }
+                times[index][before..].iter().sum()
+            });
+        });
+    }
+    group.finish();
+
+    if times[0].is_empty() {
+        return;
+    }
+    let [full, residual] = times.map(|times| median(&times).as_secs_f64() * 1e3);
+    println!(
+        "residual, 16 exact rows of {HELD}: {residual:.3} ms a step, FullKv {full:.3} ms, ratio {:.1}\n",
+        residual / full,
+    );
+}
+
+/// The real model where it is to be had, else the small one.
+fn model() -> (&'static str, Decoder) {
+    let Some(models) = env::var_os("KV_DIRECT_MODELS") else {
+        println!("KV_DIRECT_MODELS is not set: {MODEL} is SKIPPED, a small random decoder instead");
+        return ("random", random_decoder());
+    };
+    let folder = PathBuf::from(models).join(MODEL);
+    let model = load(&folder, &Device::flex());
+    (MODEL, model.expect("a whole model folder").decoder)
+}
+
+fn random_decoder() -> Decoder {
+    let mut config = DecoderConfig::new(1024, 256, 4, 4, 2);
+    config.tied_head = true;
+    let mut state = 1u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
+    };
+    let weights = |_: &str, shape: &[usize]| {
+        let elements: usize = shape.iter().product();
+        Ok::<_, Infallible>((0..elements).map(|_| noise()).collect())
+    };
+    Decoder::from_weights(config, &Device::flex(), weights).expect("the configuration fits")
+}
+
+/// Takes in `tokens` arbitrary tokens.
+fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
+    let vocab = decoder.config().vocab;
+    let prompt: Vec<u32> = (0..tokens).map(|i| (i * 37 % vocab) as u32).collect();
+    let prompt = Input::from(&prompt[..]).last_only();
+    let logits = decoder.forward(prompt, cache).expect("it fits");
+    black_box(logits.into_data());
+}
+
+/// The time of one step, the choice of the next token included; the cache is then as it was.
+fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duration {
+    let start = Instant::now();
+    let next = Greedy::new(decoder, cache, &[7]).expect("a token").next();
+    let time = start.elapsed();
+    black_box(next.expect("a step").expect("finite logits"));
+    cache.truncate(held).expect("the step can be taken back");
+    time
+}
+
+/// Bytes a step cannot do without: every weight once (of an embedding that is not the head a row is
+/// read, not counted), and the keys and values of the context and the new token.
+fn bytes_per_token(decoder: &Decoder) -> usize {
+    let config = decoder.config();
+    let read = |name: &str| config.tied_head || name != "embedding";
+    let weights = config.weights().expect("a decoder's configuration fits");
+    let elements: usize = weights
+        .iter()
+        .filter(|(name, _)| read(name))
+        .map(|(_, shape)| shape.iter().product::<usize>())
+        .sum();
+    elements * size_of::<f32>() + (CONTEXT + 1) * decoder.shape().keys_values_per_token()
+}
+
+/// A buffer that is read again and again, and the time each pass took.
+struct Memory {
+    numbers: Vec<u64>,
+    passes: Vec<Duration>,
+}
+
+impl Memory {
+    fn new() -> Self {
+        Self {
+            numbers: vec![1; NUMBERS],
+            passes: Vec::new(),
+        }
+    }
+
+    /// Reads all of it on all hardware threads.
+    fn pass(&mut self) {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let (left, right) = self.numbers.split_at(NUMBERS / 2);
+        let share = left.len().div_ceil(threads);
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for (left, right) in left.chunks(share).zip(right.chunks(share)) {
+                scope.spawn(move || assert!(same(left, right), "nobody writes here"));
+            }
+        });
+        self.passes.push(start.elapsed());
+    }
+
+    /// GB/s in the median pass.
+    fn rate(&self) -> f64 {
+        (NUMBERS * size_of::<u64>()) as f64 / median(&self.passes).as_secs_f64() / 1e9
+    }
+}
+
+/// Whether two equally long slices are equal, compared at [`PAIRS`] places in turn.
+fn same(left: &[u64], right: &[u64]) -> bool {
+    let part = left.len().div_ceil(PAIRS);
+    let pairs: Vec<_> = left.chunks(part).zip(right.chunks(part)).collect();
+    (0..part).step_by(RUN).all(|from| {
+        pairs.iter().all(|(left, right)| {
+            let range = from.min(left.len())..(from + RUN).min(left.len());
+            left[range.clone()] == right[range]
+        })
+    })
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+criterion_group!(benches, decode, residual);
+criterion_main!(benches);
