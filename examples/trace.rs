@@ -26,7 +26,7 @@ use kv_direct::{
     pretrained::load,
 };
 use recorder::{Read, Recorder};
-use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use safetensors::{serialize_to_file, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -47,13 +47,20 @@ struct Args {
 #[derive(Deserialize)]
 struct Script {
     #[serde(default)]
-    dtype: Option<String>,
+    dtype: Dtype,
     #[serde(default)]
     logits: Logits,
     #[serde(default)]
-    dump: Vec<String>,
+    dump: Vec<Dump>,
     cache: Value,
-    ops: Vec<Op>,
+    ops: Vec<Value>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Dtype {
+    #[default]
+    F32,
 }
 
 #[derive(Deserialize, Default, PartialEq)]
@@ -65,7 +72,14 @@ enum Logits {
 }
 
 #[derive(Deserialize)]
-#[serde(tag = "op", rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
+enum Dump {
+    KeysValues,
+}
+
+/// The operations there are.
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 enum Op {
     Feed {
         tokens: Vec<Vec<u32>>,
@@ -75,15 +89,27 @@ enum Op {
     Truncate {
         to: usize,
     },
-    Clear,
+    Clear {},
     Fork {
         name: String,
     },
     Use {
         name: String,
     },
-    #[serde(untagged)]
-    Other(Value),
+}
+
+impl Op {
+    const NAMES: [&str; 5] = ["feed", "truncate", "clear", "fork", "use"];
+
+    fn read(op: &Value) -> Result<Self, Refusal> {
+        if !Self::NAMES.iter().any(|name| op["op"] == *name) {
+            return Err(Refusal::new(
+                "unsupported",
+                format!("operation {}", op["op"]),
+            ));
+        }
+        Self::deserialize(op).map_err(|error| Refusal::new("bad_operation", error.to_string()))
+    }
 }
 
 const fn yes() -> bool {
@@ -114,6 +140,7 @@ enum Plan {
 }
 
 /// Why an operation was refused: the name of the error, and its text.
+#[derive(Clone)]
 struct Refusal {
     kind: String,
     message: String,
@@ -140,10 +167,13 @@ impl<E: std::error::Error> From<E> for Refusal {
             }
             kind.push(letter.to_ascii_lowercase());
         }
-        Self {
-            kind,
-            message: error.to_string(),
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            message = format!("{message}: {cause}");
+            source = cause.source();
         }
+        Self { kind, message }
     }
 }
 
@@ -177,54 +207,53 @@ struct Trace<'a> {
 }
 
 impl Trace<'_> {
-    fn run(&mut self, index: usize, op: &Op) -> Result<(), Refusal> {
-        let current = self.caches.get_mut(&self.current);
-        let cache = current
-            .ok_or_else(|| Refusal::new("unknown_name", format!("no cache {}", self.current)))?;
+    fn run(&mut self, index: usize, op: Op) -> Result<(), Refusal> {
+        let unknown =
+            |name: &str| Refusal::new("unknown_name", format!("there is no cache {name}"));
+        let Some(cache) = self.caches.get_mut(&self.current) else {
+            return Err(unknown(&self.current));
+        };
         match op {
-            Op::Feed { tokens, last } => self.feed(index, tokens, *last)?,
-            Op::Truncate { to } => cache.truncate(*to)?,
-            Op::Clear => cache.clear(),
+            Op::Feed { tokens, last } => self.feed(index, tokens, last)?,
+            Op::Truncate { to } => cache.truncate(to)?,
+            Op::Clear {} => cache.clear(),
             Op::Fork { name } => {
-                let fork = Recorder::new(cache.fork());
-                self.caches.insert(name.clone(), fork);
+                let fork = Recorder::new(cache.fork(), !self.script.dump.is_empty());
+                self.caches.insert(name, fork);
             }
-            Op::Use { name } if self.caches.contains_key(name) => self.current.clone_from(name),
-            Op::Use { name } => {
-                return Err(Refusal::new("unknown_name", format!("no cache {name}")));
-            }
-            Op::Other(op) => return Err(Refusal::new("unsupported", format!("operation {op}"))),
+            Op::Use { name } if self.caches.contains_key(&name) => self.current = name,
+            Op::Use { name } => return Err(unknown(&name)),
         }
         Ok(())
     }
 
-    fn feed(&mut self, index: usize, tokens: &[Vec<u32>], last: bool) -> Result<(), Refusal> {
+    fn feed(&mut self, index: usize, tokens: Vec<Vec<u32>>, last: bool) -> Result<(), Refusal> {
         let cache = self
             .caches
             .get_mut(&self.current)
-            .expect("run has found it");
-        let mut input = Input::from(tokens.to_vec()).more_follows(!last);
+            .expect("the caller has found it");
+        let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
+        let mut input = Input::from(tokens).more_follows(!last);
         if self.script.logits == Logits::Last {
             input = input.last_only();
         }
+        // What a call that failed midway has left there.
+        cache.take();
         let logits = self.decoder.forward(input, cache)?;
         let [_, width, vocab] = logits.dims();
         let logits: Vec<f32> = logits.try_into_vec_as()?;
-        for (row, tokens) in tokens
-            .iter()
+        for (row, length) in lengths
+            .into_iter()
             .enumerate()
-            .filter(|(_, tokens)| !tokens.is_empty())
+            .filter(|(_, length)| *length > 0)
         {
-            let count = tokens.len().min(width);
+            let count = length.min(width);
             let data = logits[row * width * vocab..][..count * vocab].to_vec();
             self.tensors
                 .insert(format!("logits.{index}.{row}"), (vec![count, vocab], data));
         }
-        let reads = cache.take();
-        if self.script.dump.iter().any(|what| what == "keys_values") {
-            for (layer, read) in reads.iter().enumerate() {
-                self.dump(index, layer, read);
-            }
+        for (layer, read) in cache.take().iter().enumerate() {
+            self.dump(index, layer, read);
         }
         Ok(())
     }
@@ -289,30 +318,20 @@ fn memory(report: &MemoryReport, scratch: bool) -> Value {
     })
 }
 
-fn kind(op: &Op) -> Value {
-    match op {
-        Op::Feed { .. } => json!("feed"),
-        Op::Truncate { .. } => json!("truncate"),
-        Op::Clear => json!("clear"),
-        Op::Fork { .. } => json!("fork"),
-        Op::Use { .. } => json!("use"),
-        Op::Other(op) => op["op"].clone(),
-    }
-}
-
 fn run(args: &Args) -> Result<()> {
     let text =
         fs::read(&args.script).with_context(|| format!("reading {}", args.script.display()))?;
     let script: Script =
         serde_json::from_slice(&text).with_context(|| format!("{}", args.script.display()))?;
-    if let Some(dtype) = script.dtype.as_deref().filter(|dtype| *dtype != "f32") {
-        anyhow::bail!("dtype {dtype}: only f32 is supported");
-    }
+    let Dtype::F32 = script.dtype;
     let model = load(&args.model, &Device::flex())?;
     let decoder = &model.decoder;
-    let built = cache(&script.cache, decoder);
-    let (main, refused) = match built {
-        Ok(cache) => (Some(("main".to_owned(), Recorder::new(cache))), None),
+    let recording = !script.dump.is_empty();
+    let (main, refused) = match cache(&script.cache, decoder) {
+        Ok(cache) => (
+            Some(("main".to_owned(), Recorder::new(cache, recording))),
+            None,
+        ),
         Err(refusal) => (None, Some(refusal)),
     };
     let (caches, current) = (main.into_iter().collect(), "main".to_owned());
@@ -325,18 +344,19 @@ fn run(args: &Args) -> Result<()> {
     };
     let mut state = trace.state(false);
     for (index, op) in script.ops.iter().enumerate() {
+        let feeds = op["op"] == "feed";
         let done = match &refused {
-            Some(Refusal { kind, message }) => Err(Refusal::new(kind, message.clone())),
-            None => trace.run(index, op),
+            Some(refusal) => Err(refusal.clone()),
+            None => Op::read(op).and_then(|op| trace.run(index, op)),
         };
         // A refused operation leaves everything as the line before has it.
         if done.is_ok() {
-            state = trace.state(matches!(op, Op::Feed { .. }));
+            state = trace.state(feeds);
         }
         let error = done
             .err()
             .map(|Refusal { kind, message }| json!({ "kind": kind, "message": message }));
-        let mut line = json!({ "op": index, "kind": kind(op), "error": error });
+        let mut line = json!({ "op": index, "kind": op["op"], "error": error });
         if let (Value::Object(line), Value::Object(state)) = (&mut line, &state) {
             line.extend(state.clone());
         }
@@ -359,7 +379,12 @@ fn run(args: &Args) -> Result<()> {
         .collect();
     let views = bytes
         .iter()
-        .map(|(name, (shape, data))| Ok((name, TensorView::new(Dtype::F32, shape.to_vec(), data)?)))
+        .map(|(name, (shape, data))| {
+            Ok((
+                name,
+                TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data)?,
+            ))
+        })
         .collect::<Result<Vec<_>>>()?;
     serialize_to_file(views, None, &args.out)
         .with_context(|| format!("writing {}", args.out.display()))

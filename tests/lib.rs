@@ -5,6 +5,8 @@
     reason = "tests say what they check by their names"
 )]
 
+#[path = "it/attention.rs"]
+mod attention;
 #[path = "it/bad_input.rs"]
 mod bad_input;
 #[path = "it/exactness.rs"]
@@ -15,6 +17,8 @@ mod families;
 mod fields;
 #[path = "it/golden.rs"]
 mod golden;
+#[path = "../examples/common/kl.rs"]
+mod kl;
 #[path = "it/loader.rs"]
 mod loader;
 #[path = "it/memory.rs"]

@@ -17,17 +17,20 @@ pub(crate) type ReadRow = (usize, Vec<f32>, Vec<f32>);
 /// What attention read in one call: for each batch row its rows, positions rising.
 pub(crate) type Read = Vec<Vec<ReadRow>>;
 
-/// Forwards everything, and keeps what each call of `keys_values` answered, layer by layer.
+/// Forwards everything and, where it records, keeps what each call of `keys_values` answered, layer by
+/// layer.
 #[derive(Debug)]
 pub(crate) struct Recorder<C> {
     inner: C,
+    recording: bool,
     reads: Arc<Mutex<Vec<Read>>>,
 }
 
 impl<C> Recorder<C> {
-    pub(crate) fn new(inner: C) -> Self {
+    pub(crate) fn new(inner: C, recording: bool) -> Self {
         Self {
             inner,
+            recording,
             reads: Arc::default(),
         }
     }
@@ -70,10 +73,12 @@ where
 
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         let answer = self.inner.keys_values(layer, span)?;
-        self.reads
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(copy(&answer));
+        if self.recording {
+            self.reads
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(copy(&answer));
+        }
         Ok(answer)
     }
 

@@ -6,6 +6,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/kl.rs"]
+mod kl;
 mod measure;
 mod report;
 
@@ -54,8 +56,8 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(
-        args.context > 0 && args.new > 0 && args.prompts > 0,
-        "context, new and prompts must not be 0"
+        args.context > 0 && args.new > 0 && args.prompts > 0 && args.chunk != Some(0),
+        "context, new, prompts and chunk must not be 0"
     );
     let tokenizer =
         Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| anyhow!(error))?;

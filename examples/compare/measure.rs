@@ -2,15 +2,18 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use kv_direct::{
     cache::{CacheBackend, Floor, FullKv, ResidualCheckpoint, ResidualConfig, Window},
     exact::conformance::Conformance,
+    generate::argmax,
     memory::MemoryReport,
     model::{Decoder, Input},
 };
 use serde_json::{Value, json};
+
+use crate::kl::kl;
 
 /// What all runs of a comparison share.
 pub(crate) struct Setup<'a> {
@@ -54,19 +57,23 @@ impl Setup<'_> {
         })
     }
 
-    /// Feeds a prompt and answers the logits of its last token.
+    /// Feeds a prompt; answers the logits of its last token, and a hash of the bits of each token's.
     fn prefill(
         &self,
         cache: &mut dyn CacheBackend,
         prompt: &[u32],
         chunk: usize,
-    ) -> Result<Vec<f32>> {
-        let mut logits = Vec::new();
+    ) -> Result<(Vec<f32>, Vec<u64>)> {
+        let vocab = self.decoder.config().vocab;
+        let (mut last, mut hashes) = (Vec::new(), Vec::new());
         let calls = prompt.len().div_ceil(chunk);
         for (call, tokens) in prompt.chunks(chunk).enumerate() {
-            logits = self.feed(cache, Input::from(tokens).more_follows(call + 1 < calls))?;
+            let input = Input::from(tokens).more_follows(call + 1 < calls);
+            let logits: Vec<f32> = self.decoder.forward(input, cache)?.try_into_vec_as()?;
+            hashes.extend(logits.chunks(vocab).map(hash));
+            last = logits[logits.len() - vocab..].to_vec();
         }
-        Ok(logits)
+        Ok((last, hashes))
     }
 
     fn feed(&self, cache: &mut dyn CacheBackend, input: impl Into<Input>) -> Result<Vec<f32>> {
@@ -79,9 +86,10 @@ impl Setup<'_> {
 
 /// The run of `FullKv` that others are compared with: the logits each token was chosen from.
 pub(crate) struct Reference {
+    /// Hashes of the prompt's logits.
+    prompt: Vec<u64>,
     logits: Vec<Vec<f32>>,
     tokens: Vec<u32>,
-    bytes_per_token: usize,
 }
 
 /// What was measured of one backend at one budget, over one prompt or several.
@@ -120,21 +128,22 @@ impl Reference {
         bar: &ProgressBar,
     ) -> Result<(Self, Measurement)> {
         let mut cache = FullKv::new(&setup.decoder.shape());
-        let mut logits = vec![setup.prefill(&mut cache, prompt, prompt.len())?];
-        let mut tokens = vec![argmax(&logits[0])];
+        let (first, hashes) = setup.prefill(&mut cache, prompt, prompt.len())?;
+        let mut logits = vec![first];
+        let mut tokens = vec![choice(&logits[0])?];
         let (mut steps_ms, mut total_peak) = (Vec::new(), cache.memory().total());
         while tokens.len() < new {
             bar.inc(1);
             let start = Instant::now();
             logits.push(setup.feed(&mut cache, &tokens[tokens.len() - 1..])?);
             steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
-            tokens.push(argmax(&logits[tokens.len()]));
+            tokens.push(choice(&logits[tokens.len()])?);
             total_peak = total_peak.max(cache.memory().total());
         }
         bar.inc(1);
         let mut forced = Forced::default();
         logits.iter().for_each(|row| forced.add(row, row));
-        let bytes_per_token = setup.decoder.shape().keys_values_per_token();
+        let per_old_token = setup.decoder.shape().keys_values_per_token();
         let measurement = Measurement {
             backend: "full",
             options: json!({}),
@@ -145,14 +154,14 @@ impl Reference {
             bits_equal: true,
             memory: cache.memory(),
             total_peak,
-            per_old_token: bytes_per_token,
+            per_old_token,
             steps_ms,
         };
         Ok((
             Self {
+                prompt: hashes,
                 logits,
                 tokens,
-                bytes_per_token,
             },
             measurement,
         ))
@@ -170,7 +179,8 @@ impl Reference {
     ) -> Result<Measurement> {
         let (mut free, backend, options) = setup.cache(name, budget)?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
-        let mut logits = setup.prefill(&mut free, prompt, setup.chunk.unwrap_or(prompt.len()))?;
+        let chunk = setup.chunk.unwrap_or(prompt.len());
+        let (mut logits, hashes) = setup.prefill(&mut free, prompt, chunk)?;
         let mut forced_logits = logits.clone();
         let peak = |cache: &dyn CacheBackend| cache.memory().total() + cache.memory().scratch_peak;
         let after_prompt = in_use(&free.memory());
@@ -181,7 +191,7 @@ impl Reference {
             matches: Vec::new(),
             first_divergence: None,
             forced: Forced::default(),
-            bits_equal: true,
+            bits_equal: hashes == self.prompt,
             memory: MemoryReport::default(),
             total_peak: peak(&free),
             per_old_token: 0,
@@ -191,7 +201,7 @@ impl Reference {
         for (step, (expected, &token)) in self.logits.iter().zip(&self.tokens).enumerate() {
             row.bits_equal &= same_bits(&forced_logits, expected);
             row.forced.add(expected, &forced_logits);
-            let own = argmax(&logits);
+            let own = choice(&logits)?;
             matching += usize::from(own == token);
             if own != token && forced.is_none() {
                 row.first_divergence = Some(step);
@@ -214,7 +224,6 @@ impl Reference {
         row.memory = free.memory();
         let fed = (self.tokens.len() - 1).max(1);
         row.per_old_token = (in_use(&row.memory) - after_prompt.min(in_use(&row.memory))) / fed;
-        debug_assert!(row.per_old_token <= 2 * self.bytes_per_token);
         Ok(row)
     }
 }
@@ -269,13 +278,16 @@ impl Forced {
             .zip(found)
             .map(|(a, b)| f64::from((a - b).abs()));
         self.max_abs_dlogit = differences.fold(self.max_abs_dlogit, f64::max);
-        let (p, q) = (log_softmax(expected), log_softmax(found));
-        let kl: f64 = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
+        let kl = kl(expected, found);
         self.kl += kl;
         self.max_kl = self.max_kl.max(kl);
         self.top1 += usize::from(argmax(expected) == argmax(found));
         self.count += 1;
     }
+}
+
+fn choice(logits: &[f32]) -> Result<u32> {
+    argmax(logits).context("a logit is not finite")
 }
 
 /// Bytes of rows in use, by whatever part.
@@ -291,21 +303,9 @@ fn same_bits(one: &[f32], other: &[f32]) -> bool {
             .all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// The index of the largest, the lowest of equals.
-fn argmax(logits: &[f32]) -> u32 {
-    let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
-    best.unwrap_or(0) as u32
-}
-
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total = logits
-        .iter()
-        .map(|&logit| f64::from(logit - max).exp())
-        .sum::<f64>()
-        .ln();
-    logits
-        .iter()
-        .map(|&logit| f64::from(logit - max) - total)
-        .collect()
+/// FNV-1a over the bits of a row of logits.
+fn hash(logits: &[f32]) -> u64 {
+    let fold =
+        |hash: u64, logit: &f32| (hash ^ u64::from(logit.to_bits())).wrapping_mul(0x0100_0000_01b3);
+    logits.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }

@@ -53,8 +53,8 @@ fn same_bits(
     calls: &[Vec<u32>],
 ) -> Result<(), TestCaseError> {
     let (mut ours, mut oracle) = (
-        Recorder::new(ours),
-        Recorder::new(FullKv::new(&decoder.shape())),
+        Recorder::new(ours, true),
+        Recorder::new(FullKv::new(&decoder.shape()), true),
     );
     for (call, tokens) in calls.iter().enumerate() {
         let expected = feed(decoder, &mut oracle, &tokens[..]);

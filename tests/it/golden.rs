@@ -51,7 +51,7 @@ impl Case {
 
     /// Feeds the prompt and then token by token, and compares everything the case holds.
     fn holds(&self, cache: impl CacheBackend) {
-        let mut cache = Recorder::new(cache);
+        let mut cache = Recorder::new(cache, true);
         let ids: Vec<Vec<u32>> =
             serde_json::from_value(self.json["input_ids"].clone()).expect("ids");
         let prompt = self.json["prompt_len"].as_u64().expect("a number") as usize;

@@ -5,7 +5,10 @@ use kv_direct::{
     model::Decoder,
 };
 
-use crate::support::{bits, tiny, tokens};
+use crate::{
+    kl::kl,
+    support::{bits, tiny, tokens},
+};
 
 /// Stops `recipient`'s forward before layer `at`, puts `donor`'s residuals of all positions in, and
 /// lets the rest run on: the bits of the logits, and those of the donor's own run.
@@ -41,22 +44,15 @@ pub fn patch(
     (run(recipient, Some(state)).1, expected)
 }
 
-/// KL divergence of the distributions of a row of logits, in nats.
-pub fn kl(p: &[u32], q: &[u32]) -> f64 {
-    let log_softmax = |bits: &[u32]| {
-        let logits: Vec<f64> = bits.iter().map(|&b| f64::from(f32::from_bits(b))).collect();
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total = logits.iter().map(|l| (l - max).exp()).sum::<f64>().ln();
-        logits
-            .into_iter()
-            .map(|l| l - max - total)
+/// D_KL of the last token's distributions.
+pub fn last_kl(p: &[u32], q: &[u32], vocab: usize) -> f64 {
+    let [p, q] = [p, q].map(|bits| {
+        bits[bits.len() - vocab..]
+            .iter()
+            .map(|&b| f32::from_bits(b))
             .collect::<Vec<_>>()
-    };
-    log_softmax(p)
-        .iter()
-        .zip(log_softmax(q))
-        .map(|(p, q)| p.exp() * (p - q))
-        .sum()
+    });
+    kl(&p, &q)
 }
 
 #[test]
@@ -67,7 +63,7 @@ fn another_prompts_residuals_give_that_prompts_output_at_every_layer() {
         for layer in 0..decoder.shape().layers() {
             let (patched, expected) = patch(&decoder, &recipient, &donor, layer);
             assert_eq!(patched, expected, "layer {layer}");
-            assert_eq!(kl(&patched[29 * 97..], &expected[29 * 97..]), 0.0);
+            assert_eq!(last_kl(&patched, &expected, 97), 0.0);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::reference::Weights;
 pub const VOCAB: usize = 97;
 
 /// Numbers in -1 .. 1: xorshift64, its seed spread over all bits lest small ones start alike.
-fn random(seed: u64) -> impl Iterator<Item = f32> {
+pub fn random(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
     std::iter::repeat_with(move || {
         state ^= state << 13;
