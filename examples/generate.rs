@@ -9,8 +9,8 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, anyhow, bail};
-use clap::Parser;
+use anyhow::{Result, anyhow};
+use clap::{Parser, ValueEnum};
 use kv_direct::{
     cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window},
     generate::Greedy,
@@ -30,9 +30,9 @@ struct Args {
     /// Tokens to generate at most.
     #[arg(long, short = 'n', default_value_t = 64)]
     sample_len: usize,
-    /// full, window or residual.
+    /// Cache to decode through.
     #[arg(long, default_value = "full")]
-    cache: String,
+    cache: Kind,
     /// Rows kept by window and residual.
     #[arg(long, default_value_t = 128)]
     hot: usize,
@@ -46,26 +46,35 @@ fn main() -> Result<()> {
         .encode(args.prompt, true)
         .map_err(|error| anyhow!(error))?;
     let model = common::load(&args.model)?;
-    let mut cache = cache(&args.cache, args.hot, &model.decoder)?;
+    let mut cache = cache(args.cache, args.hot, &model.decoder)?;
 
-    let mut text = tokenizer.decode_stream(true);
-    let mut show = |id| -> Result<()> {
-        if let Some(piece) = text.step(id).map_err(|error| anyhow!(error))? {
+    print!(
+        "{}",
+        tokenizer
+            .decode(prompt.get_ids(), true)
+            .map_err(|error| anyhow!(error))?
+    );
+    let mut stream = tokenizer.decode_stream(true);
+    let (mut ids, mut shown) = (Vec::new(), String::new());
+    let start = Instant::now();
+    let greedy = Greedy::new(&model.decoder, &mut cache, prompt.get_ids())?.with_eos(&model.eos);
+    for id in greedy.take(args.sample_len) {
+        ids.push(id?);
+        if let Some(piece) = stream
+            .step(ids[ids.len() - 1])
+            .map_err(|error| anyhow!(error))?
+        {
             print!("{piece}");
             stdout().flush()?;
+            shown += &piece;
         }
-        Ok(())
-    };
-    prompt.get_ids().iter().try_for_each(|&id| show(id))?;
-    let start = Instant::now();
-    let mut count = 0;
-    for id in Greedy::new(&model.decoder, &mut cache, prompt.get_ids())?
-        .with_eos(&model.eos)
-        .take(args.sample_len)
-    {
-        show(id?)?;
-        count += 1;
     }
+    // A character that was cut off in the middle of its bytes.
+    let text = tokenizer
+        .decode(&ids, true)
+        .map_err(|error| anyhow!(error))?;
+    print!("{}", text.strip_prefix(&shown).unwrap_or_default());
+    let count = ids.len();
     let (seconds, memory) = (start.elapsed().as_secs_f64(), cache.memory());
     println!();
     eprintln!(
@@ -76,17 +85,22 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A cache by its `--cache` name, `hot` rows kept.
-fn cache(name: &str, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    Full,
+    Window,
+    Residual,
+}
+
+/// A cache that keeps `hot` rows.
+fn cache(kind: Kind, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
     let shape = decoder.shape();
-    Ok(match name {
-        "full" => Box::new(FullKv::new(&shape)),
-        "window" => Box::new(Window::new(&shape, hot)?),
-        "residual" => Box::new(ResidualCheckpoint::new(
-            &shape,
-            decoder.device(),
-            ResidualConfig::new(hot),
-        )?),
-        other => bail!("unknown cache {other}: full, window or residual"),
+    Ok(match kind {
+        Kind::Full => Box::new(FullKv::new(&shape)),
+        Kind::Window => Box::new(Window::new(&shape, hot)?),
+        Kind::Residual => {
+            let config = ResidualConfig::new(hot);
+            Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
+        }
     })
 }

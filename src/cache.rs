@@ -71,78 +71,110 @@ use burn::tensor::Tensor;
 /// place and copy only when their buffers grow or shrink by a piece.
 ///
 /// # Writing your own
-/// A backend that shows each token to itself alone, which is the shortest one that keeps the
+/// A backend that shows each call nothing but itself, which is the shortest one that keeps the
 /// promises (a real one stores rows between steps):
 ///
 /// ```
 /// use burn::tensor::Tensor;
-/// use kv_direct::cache::{
-///     CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Span, Step,
-/// };
+/// use kv_direct::cache::{CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Span, Step};
 /// use kv_direct::{exact::PIECE, memory::MemoryReport, positions::Positions};
 ///
 /// #[derive(Debug, Clone, Default)]
-/// struct Forgetful { lengths: Vec<usize>, adding: Vec<usize> }
+/// struct Forgetful {
+///     lengths: Vec<usize>,
+///     adding: Option<Vec<usize>>,
+/// }
 ///
 /// impl CacheBackend for Forgetful {
 ///     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-///         if !self.adding.is_empty() {
+///         let (found, rows) = (step.starts().len(), self.lengths.len());
+///         if self.adding.is_some() {
 ///             return Err(CacheError::Poisoned);
 ///         }
-///         let rows = if self.lengths.is_empty() { step.starts().len() } else { self.lengths.len() };
-///         if step.starts().len() != rows {
-///             return Err(CacheError::Rows { expected: rows, found: step.starts().len() });
+///         if rows > 0 && rows != found {
+///             return Err(CacheError::Rows { expected: rows, found });
 ///         }
 ///         for (row, &found) in step.starts().iter().enumerate() {
 ///             if found != self.position(row) {
 ///                 return Err(CacheError::Gap { row, expected: self.position(row), found });
 ///             }
 ///         }
-///         self.adding = step.tokens().lengths();
+///         self.adding = Some(step.tokens().lengths());
 ///         Ok(())
 ///     }
+///
 ///     fn keys_values(&mut self, _: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
 ///         let [batch, heads, tokens, width] = span.projection.keys.dims();
 ///         let slots = tokens.next_multiple_of(PIECE);
-///         let padded = |rows: Tensor<4>| {
-///             Tensor::zeros([batch, heads, slots, width], &rows.device())
-///                 .slice_assign([0..batch, 0..heads, 0..tokens, 0..width], rows)
+///         let padded = |rows: &Tensor<4>| {
+///             Tensor::zeros([batch, heads, slots, width], (&rows.device(), rows.dtype()))
+///                 .slice_assign([0..batch, 0..heads, 0..tokens, 0..width], rows.clone())
 ///         };
-///         let at: Vec<Vec<usize>> = (0..batch)
-///             .map(|row| {
-///                 let mut slots_of_row = span.positions.slots(row, 0).to_vec();
-///                 slots_of_row.resize(slots, Positions::EMPTY);
-///                 slots_of_row
-///             })
-///             .collect();
-///         let keys = padded(span.projection.keys.clone()).swap_dims(2, 3);
-///         KeysValues::new(keys, padded(span.projection.values.clone()), Positions::from_rows(&at))
-///     }
-///     fn commit(&mut self) -> Result<(), CacheError> {
-///         self.lengths.resize(self.adding.len(), 0);
-///         for (length, more) in self.lengths.iter_mut().zip(self.adding.drain(..)) {
-///             *length += more;
+///         let mut positions = Vec::new();
+///         for row in 0..batch {
+///             let mut held = span.positions.slots(row, 0).to_vec();
+///             held.resize(slots, Positions::EMPTY);
+///             positions.push(held);
 ///         }
+///         let keys = padded(&span.projection.keys).swap_dims(2, 3);
+///         KeysValues::new(keys, padded(&span.projection.values), Positions::from_rows(&positions))
+///     }
+///
+///     fn commit(&mut self) -> Result<(), CacheError> {
+///         let adding = self.adding.take().ok_or(CacheError::Uncommittable { called: 0, layers: 1 })?;
+///         self.lengths.resize(adding.len(), 0);
+///         self.lengths.iter_mut().zip(adding).for_each(|(length, more)| *length += more);
 ///         Ok(())
 ///     }
-///     fn position(&self, row: usize) -> usize { self.lengths.get(row).copied().unwrap_or(0) }
-///     fn kept(&self, _: LayerIndex) -> Kept { Kept::shared(vec![vec![]; self.lengths.len()]) }
-///     fn memory(&self) -> MemoryReport { MemoryReport::default() }
+///
+///     fn position(&self, row: usize) -> usize {
+///         self.lengths.get(row).copied().unwrap_or(0)
+///     }
+///
+///     fn kept(&self, _: LayerIndex) -> Kept {
+///         Kept::shared(vec![vec![]; self.lengths.len()])
+///     }
+///
+///     fn memory(&self) -> MemoryReport {
+///         MemoryReport::default()
+///     }
+///
 ///     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
 ///         let longest = self.lengths.iter().copied().max().unwrap_or(0);
+///         if self.adding.is_some() {
+///             return Err(CacheError::Poisoned);
+///         }
 ///         if to > longest {
 ///             return Err(CacheError::TruncateBeyond { to, longest });
 ///         }
 ///         self.lengths.iter_mut().for_each(|length| *length = to.min(*length));
 ///         Ok(())
 ///     }
-///     fn clear(&mut self) { *self = Self::default(); }
-///     fn fork(&self) -> Box<dyn CacheBackend> { Box::new(self.clone()) }
+///
+///     fn clear(&mut self) {
+///         *self = Self::default();
+///     }
+///
+///     fn fork(&self) -> Box<dyn CacheBackend> {
+///         Box::new(self.clone())
+///     }
 /// }
 ///
+/// # #[cfg(feature = "model")]
+/// # fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// # use kv_direct::model::{Decoder, DecoderConfig};
+/// # let device = burn::tensor::Device::flex();
+/// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
+/// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+/// # })?;
 /// let mut cache = Forgetful::default();
-/// cache.begin(&Step::new(vec![vec![1, 2, 3]].into(), &[0])?)?;
-/// # Ok::<(), CacheError>(())
+/// decoder.forward(&[3, 1, 4][..], &mut cache)?;
+/// decoder.forward(&[1][..], &mut cache)?;
+/// assert_eq!(cache.position(0), 4);
+/// # Ok(())
+/// # }
+/// # #[cfg(feature = "model")]
+/// # run().unwrap();
 /// ```
 pub trait CacheBackend: fmt::Debug + Send {
     /// Announces a step. Everything that can be refused is refused here.
@@ -208,6 +240,10 @@ pub trait CacheBackend: fmt::Debug + Send {
 }
 
 /// A layer, counted from 0.
+///
+/// ```
+/// assert_eq!(kv_direct::cache::LayerIndex::new(3).index(), 3);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayerIndex(usize);
 

@@ -10,8 +10,8 @@
 //!   added in order. Up to that length the kernels of `flex` are one chain of fused multiply-adds
 //!   whatever the number of rows.
 //! * [`attention()`]: keys are kept transposed, the queries that share a KV head are folded into
-//!   rows, and everything along the keys happens in whole pieces of [`PIECE`] slots anchored at
-//!   slot 0, the last one padded. A query's row maximum is global, its sums are added piece by
+//!   rows, and everything along the keys happens in pieces of [`PIECE`] slots anchored at slot 0, the
+//!   last one padded where the order of a sum depends on its length. A query's row maximum is global, its sums are added piece by
 //!   piece, and it is divided once.
 //! * [`rms_norm`]: one row, one reduction.
 //!

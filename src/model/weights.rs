@@ -23,8 +23,8 @@ where
     /// The configuration does not fit itself.
     #[error("the configuration does not fit")]
     Config(#[from] ConfigError),
-    /// The source of weights has none under this name.
-    #[error("weight {name} could not be had")]
+    /// The source of weights failed to hand one over.
+    #[error("weight {name} could not be read")]
     Weight {
         /// The neutral name.
         name: String,

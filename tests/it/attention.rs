@@ -42,7 +42,7 @@ fn column_sums_are_the_probabilities_of_all_real_queries_added_up() {
     let queries = Positions::contiguous(&[50, 5], &[150, 20]);
     // Slot `s` of a row holds position `7 s mod 509`, every third slot nothing.
     let slot = |s: usize| {
-        if s % 3 == 0 {
+        if s.is_multiple_of(3) {
             Positions::EMPTY
         } else {
             s * 7 % 509
@@ -95,7 +95,7 @@ fn heads_with_lists_of_their_own_are_what_each_is_alone() {
         (0..PIECE).map(|s| (s + 100) % PIECE).collect(),
     ];
     let attend = Attend::new(0.5);
-    let both = Positions::from_heads(&[lists.clone()]);
+    let both = Positions::from_heads(std::slice::from_ref(&lists));
     let together = attention(query.clone(), &keys, &values, &queries, &both, &attend);
     let alone = (0..2).map(|head| {
         let part =

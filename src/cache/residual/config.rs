@@ -14,7 +14,7 @@ pub enum Floor {
     Residuals,
 }
 
-/// How a [`ResidualCheckpoint`] is built.
+/// How a [`ResidualCheckpoint`](super::ResidualCheckpoint) is built.
 ///
 /// ```
 /// use kv_direct::cache::{Floor, ResidualConfig};
@@ -55,7 +55,7 @@ impl ResidualConfig {
         self
     }
 
-    /// Takes the word of a probe that was made before, instead of making one.
+    /// Uses the report of a probe that was made before, instead of making one.
     #[must_use]
     pub fn with_conformance(mut self, conformance: Conformance) -> Self {
         self.conformance = Some(conformance);
