@@ -22,9 +22,11 @@ pub mod conformance;
 mod attention;
 mod linear;
 mod norm;
+#[cfg(feature = "model")]
+mod pool;
 
 #[cfg(feature = "model")]
-pub(crate) use self::linear::in_pool;
+pub(crate) use self::pool::{both, in_pool};
 pub use self::{
     attention::{Attend, attention, attention_scratch, with_column_sums},
     linear::linear,

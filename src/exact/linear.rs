@@ -53,19 +53,22 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
         .reshape([batch, tokens, out])
 }
 
-/// One row times a matrix on all threads. Bits do not depend on their number: columns know nothing
-/// of one another, and parts are added in the same order.
 #[cfg(all(feature = "flex", feature = "rayon"))]
 mod threads {
+    //! One row times a matrix on all threads. Bits do not depend on their number: columns know
+    //! nothing of one another, and parts are added in the same order.
+
     use burn::tensor::{Device, Tensor};
     use rayon::prelude::*;
 
     /// Elements of a matrix from which on waking a thread costs less than it brings.
-    const LEAST: usize = 400_000;
-    /// Columns of a strip: its results fit the first-level cache, its rows fill whole pages.
-    const STRIP: usize = 4096;
-    /// Columns below which a strip is not cut further.
+    const LEAST: usize = 300_000;
+    /// Columns of a strip at most: its results fit the first-level cache.
+    const WIDEST: usize = 4096;
+    /// Columns of a strip at least.
     const NARROWEST: usize = 256;
+    /// Tasks for every thread, so that one that wakes late does not keep the others waiting.
+    const TASKS: usize = 2;
 
     pub(super) fn pay(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
         let [width, out] = weight.dims();
@@ -78,13 +81,10 @@ mod threads {
     /// `x · weight`, the reduction cut every `part` elements.
     pub(super) fn product(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
         let [width, out] = weight.dims();
-        let (parts, threads) = (width.div_ceil(part), rayon::current_num_threads());
-        let even = if parts.is_multiple_of(threads) {
-            1
-        } else {
-            threads.min(out / NARROWEST)
-        };
-        let strip = out.div_ceil(even.max(out.div_ceil(STRIP)));
+        let parts = width.div_ceil(part);
+        let wanted = (TASKS * rayon::current_num_threads()).div_ceil(parts);
+        let strips = wanted.min(out / NARROWEST).max(out.div_ceil(WIDEST)).max(1);
+        let strip = out.div_ceil(strips);
         let tasks: Vec<_> = (0..out)
             .step_by(strip)
             .flat_map(|left| (0..width).step_by(part).map(move |from| (left, from)))
@@ -107,19 +107,4 @@ mod threads {
         });
         Tensor::cat(sums.collect(), 1)
     }
-}
-
-/// Runs `work` for a decoder on `device` where [`linear`] shares out products at the least cost: on
-/// a thread of the pool.
-#[cfg(feature = "model")]
-pub(crate) fn in_pool<R: Send>(
-    device: &burn::tensor::Device,
-    work: impl FnOnce() -> R + Send,
-) -> R {
-    #[cfg(all(feature = "flex", feature = "rayon"))]
-    if *device == burn::tensor::Device::flex() {
-        return rayon::scope(|_| work());
-    }
-    let _ = device;
-    work()
 }

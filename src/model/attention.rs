@@ -8,7 +8,7 @@ use crate::{
         CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection, Span,
         Step,
     },
-    exact::{attention, rms_norm, with_column_sums},
+    exact::{attention, both, rms_norm, with_column_sums},
     positions::Positions,
 };
 
@@ -39,12 +39,6 @@ impl Attention {
         )
     }
 
-    /// Queries of normed rows, `[batch, heads, tokens, head_dim]`.
-    fn queries(&self, normed: Tensor<3>, angles: &Angles, config: &DecoderConfig) -> Tensor<4> {
-        let queries = heads(self.query.forward(normed), config.heads);
-        angles.rotate(head_norm(queries, self.query_norm.as_ref(), config))
-    }
-
     /// Attention of normed rows over `keys_values`, through the output projection.
     pub(super) fn read(
         &self,
@@ -54,14 +48,10 @@ impl Attention {
         positions: &Positions,
         keys_values: &KeysValues,
     ) -> Tensor<3> {
-        let queries = self.queries(normed, angles, view.config());
-        let (keys, values, slots) = (
-            keys_values.keys(),
-            keys_values.values(),
-            keys_values.positions(),
-        );
+        let query = self.rotated(self.query.forward(normed), angles, view.config());
+        let (keys, values, slots) = keys_values.parts();
         self.output.forward(attention(
-            queries,
+            query,
             keys,
             values,
             positions,
@@ -85,9 +75,15 @@ impl Attention {
     {
         let layer = LayerIndex::new(view.layer);
         let wanted = cache.wants(layer, step);
-        let projection = self.project(normed.clone(), angles, view.config());
-        let span = Span::new(step.positions(), residual, &projection, view);
-        let keys_values = cache.keys_values(layer, span)?;
+        let (query, projection) = both(
+            &normed,
+            || self.query.forward(normed.clone()),
+            || self.project(normed.clone(), angles, view.config()),
+        );
+        let keys_values = cache.keys_values(
+            layer,
+            Span::new(step.positions(), residual, &projection, view),
+        )?;
         drop(projection);
 
         let moved = keys_values
@@ -97,20 +93,27 @@ impl Attention {
         let (positions, angles) = moved
             .as_ref()
             .map_or((step.positions(), angles), |(to, angles)| (to, angles));
-        if wanted == Observation::Nothing {
-            return Ok(self.read(view, normed, angles, positions, &keys_values));
-        }
-        let queries = self.queries(normed, angles, view.config());
-        let (keys, values, slots) = (
-            keys_values.keys(),
-            keys_values.values(),
-            keys_values.positions(),
-        );
-        let (mixed, sums) =
-            with_column_sums(queries, keys, values, positions, slots, &view.attend());
-        drop(keys_values);
-        cache.observe(layer, Observed::ColumnSums(sums))?;
+        let query = self.rotated(query, angles, view.config());
+        let (keys, values, slots) = keys_values.parts();
+        let mixed = match wanted {
+            Observation::Nothing => {
+                attention(query, keys, values, positions, slots, &view.attend())
+            }
+            Observation::ColumnSums => {
+                let (mixed, sums) =
+                    with_column_sums(query, keys, values, positions, slots, &view.attend());
+                drop(keys_values);
+                cache.observe(layer, Observed::ColumnSums(sums))?;
+                mixed
+            }
+        };
         Ok(self.output.forward(mixed))
+    }
+
+    /// Projected queries as heads, normed and rotated: `[batch, heads, tokens, head_dim]`.
+    fn rotated(&self, query: Tensor<3>, angles: &Angles, config: &DecoderConfig) -> Tensor<4> {
+        let query = heads(query, config.heads);
+        angles.rotate(head_norm(query, self.query_norm.as_ref(), config))
     }
 }
 
