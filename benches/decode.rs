@@ -1,6 +1,6 @@
 //! Speed of one-token decode steps against the rate at which this machine reads memory.
 //!
-//! `cargo bench --bench decode --features flex,rayon,simd`, with `KV_DIRECT_MODELS` naming a folder of
+//! `cargo bench --bench decode`, with `KV_DIRECT_MODELS` naming a folder of
 //! model folders, measures SmolLM2-135M-Instruct; without it a small random decoder takes its place.
 //!
 //! A step reads every weight once, so the limit is how fast memory is read. That rate is measured
@@ -30,7 +30,7 @@ use kv_direct::{
 const MODEL: &str = "smollm2-135m-instruct";
 /// Tokens in the cache when a measured step starts.
 const CONTEXT: usize = 512;
-/// Numbers of eight bytes that a pass of [`Memory::pass`] reads: 512 MiB.
+/// Numbers of eight bytes that [`read`] goes through: 512 MiB.
 const NUMBERS: usize = 64 << 20;
 /// Pairs of streams that a thread reads in turn: one stream alone leaves memory waiting.
 const PAIRS: usize = 4;
@@ -45,21 +45,20 @@ fn decode(criterion: &mut Criterion) {
     // The first step beyond a whole piece makes the buffers grow.
     step(&decoder, &mut cache, CONTEXT);
 
-    let mut memory = Memory::new();
-    memory.pass();
-    let mut steps = Vec::new();
+    let numbers = vec![1u64; NUMBERS];
+    read(&numbers);
+    let (mut steps, mut reads) = (Vec::new(), Vec::new());
     let mut group = criterion.benchmark_group("decode");
     group.sampling_mode(SamplingMode::Flat).sample_size(15);
     group.measurement_time(Duration::from_secs(15));
     group.throughput(Throughput::Elements(1));
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|count| {
-            memory.pass();
-            let timed = (0..count).map(|_| step(&decoder, &mut cache, CONTEXT));
-            let timed: Vec<Duration> = timed.collect();
-            memory.pass();
-            steps.extend_from_slice(&timed);
-            timed.iter().sum()
+            let before = steps.len();
+            reads.push(read(&numbers));
+            steps.extend((0..count).map(|_| step(&decoder, &mut cache, CONTEXT)));
+            reads.push(read(&numbers));
+            steps[before..].iter().sum()
         });
     });
     group.finish();
@@ -67,13 +66,13 @@ fn decode(criterion: &mut Criterion) {
     if steps.is_empty() {
         return;
     }
-    let (seconds, limit) = (median(&steps).as_secs_f64(), memory.rate());
     let bytes = bytes_per_token(&decoder);
-    let achieved = bytes as f64 / seconds / 1e9;
+    let achieved = bytes as f64 / median(&steps) / 1e9;
+    let limit = (NUMBERS * size_of::<u64>()) as f64 / median(&reads) / 1e9;
     println!(
         "decode {name}: {:.1} tokens/s, {bytes} bytes a token, {achieved:.1} GB/s of {limit:.1} GB/s \
          read rate, ratio {:.2}\n",
-        1.0 / seconds,
+        1.0 / median(&steps),
         achieved / limit,
     );
 }
@@ -93,10 +92,8 @@ fn residual(criterion: &mut Criterion) {
     let mut times = [Vec::new(), Vec::new()];
     let mut group = criterion.benchmark_group("residual");
     group.throughput(Throughput::Elements(1)).sample_size(20);
-    for (index, name) in ["full_kv", "residual_checkpoint_16_of_128"]
-        .into_iter()
-        .enumerate()
-    {
+    let names = ["full_kv", "residual_checkpoint_16_of_128"];
+    for (index, name) in names.into_iter().enumerate() {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|count| {
                 let before = times[index].len();
@@ -114,7 +111,7 @@ fn residual(criterion: &mut Criterion) {
     if times[0].is_empty() {
         return;
     }
-    let [full, residual] = times.map(|times| median(&times).as_secs_f64() * 1e3);
+    let [full, residual] = times.map(|times| median(&times) * 1e3);
     println!(
         "residual, 16 exact rows of {HELD}: {residual:.3} ms a step, FullKv {full:.3} ms, ratio {:.1}\n",
         residual / full,
@@ -170,48 +167,27 @@ fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duratio
 /// read, not counted), and the keys and values of the context and the new token.
 fn bytes_per_token(decoder: &Decoder) -> usize {
     let config = decoder.config();
-    let read = |name: &str| config.tied_head || name != "embedding";
-    let weights = config.weights().expect("a decoder's configuration fits");
+    let mut weights = config.weights().expect("a decoder's configuration fits");
+    weights.retain(|(name, _)| config.tied_head || name != "embedding");
     let elements: usize = weights
         .iter()
-        .filter(|(name, _)| read(name))
         .map(|(_, shape)| shape.iter().product::<usize>())
         .sum();
     elements * size_of::<f32>() + (CONTEXT + 1) * decoder.shape().keys_values_per_token()
 }
 
-/// A buffer that is read again and again, and the time each pass took.
-struct Memory {
-    numbers: Vec<u64>,
-    passes: Vec<Duration>,
-}
-
-impl Memory {
-    fn new() -> Self {
-        Self {
-            numbers: vec![1; NUMBERS],
-            passes: Vec::new(),
+/// The time in which all hardware threads read all of `numbers`, whose halves are equal.
+fn read(numbers: &[u64]) -> Duration {
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let (left, right) = numbers.split_at(NUMBERS / 2);
+    let share = left.len().div_ceil(threads);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for (left, right) in left.chunks(share).zip(right.chunks(share)) {
+            scope.spawn(move || assert!(same(left, right), "nobody writes here"));
         }
-    }
-
-    /// Reads all of it on all hardware threads.
-    fn pass(&mut self) {
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let (left, right) = self.numbers.split_at(NUMBERS / 2);
-        let share = left.len().div_ceil(threads);
-        let start = Instant::now();
-        thread::scope(|scope| {
-            for (left, right) in left.chunks(share).zip(right.chunks(share)) {
-                scope.spawn(move || assert!(same(left, right), "nobody writes here"));
-            }
-        });
-        self.passes.push(start.elapsed());
-    }
-
-    /// GB/s in the median pass.
-    fn rate(&self) -> f64 {
-        (NUMBERS * size_of::<u64>()) as f64 / median(&self.passes).as_secs_f64() / 1e9
-    }
+    });
+    start.elapsed()
 }
 
 /// Whether two equally long slices are equal, compared at [`PAIRS`] places in turn.
@@ -226,10 +202,11 @@ fn same(left: &[u64], right: &[u64]) -> bool {
     })
 }
 
-fn median(times: &[Duration]) -> Duration {
+/// In seconds.
+fn median(times: &[Duration]) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();
-    times[times.len() / 2]
+    times[times.len() / 2].as_secs_f64()
 }
 
 criterion_group!(benches, decode, residual);

@@ -236,7 +236,10 @@ fn run(
         }
         let (total, mixed) = total.zip(mixed).expect("at least one piece is read");
         seen(block, read, weights, total.clone());
-        let out = (mixed / total).reshape([batch, heads, count, head_dim]);
+        // A sum of nothing but -0 stays -0 only where no zeros of unseen slots were added: make it +0.
+        let out = (mixed / total)
+            .add_scalar(0.0)
+            .reshape([batch, heads, count, head_dim]);
         blocks.push(
             out.swap_dims(1, 2)
                 .reshape([batch, count, heads * head_dim]),
