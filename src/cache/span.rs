@@ -204,10 +204,6 @@ impl KeysValues {
         &self.positions
     }
 
-    pub(crate) const fn parts(&self) -> (&Tensor<4>, &Tensor<4>, &Positions) {
-        (&self.keys, &self.values, &self.positions)
-    }
-
     /// Where the queries are to be rotated and masked, if not at their own positions.
     #[must_use]
     pub const fn query_positions(&self) -> Option<&Positions> {

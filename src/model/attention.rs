@@ -49,7 +49,7 @@ impl Attention {
         keys_values: &KeysValues,
     ) -> Tensor<3> {
         let query = self.rotated(self.query.forward(normed), angles, view.config());
-        let (keys, values, slots) = keys_values.parts();
+        let (keys, values, slots) = parts(keys_values);
         self.output.forward(attention(
             query,
             keys,
@@ -94,7 +94,7 @@ impl Attention {
             .as_ref()
             .map_or((step.positions(), angles), |(to, angles)| (to, angles));
         let query = self.rotated(query, angles, view.config());
-        let (keys, values, slots) = keys_values.parts();
+        let (keys, values, slots) = parts(&keys_values);
         let mixed = match wanted {
             Observation::Nothing => {
                 attention(query, keys, values, positions, slots, &view.attend())
@@ -115,6 +115,14 @@ impl Attention {
         let query = heads(query, config.heads);
         angles.rotate(head_norm(query, self.query_norm.as_ref(), config))
     }
+}
+
+fn parts(keys_values: &KeysValues) -> (&Tensor<4>, &Tensor<4>, &Positions) {
+    (
+        keys_values.keys(),
+        keys_values.values(),
+        keys_values.positions(),
+    )
 }
 
 /// Positions a policy moved the queries to, and their angles.
