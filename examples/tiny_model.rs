@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Result, anyhow};
 use burn::tensor::bf16;
 use kv_direct::model::DecoderConfig;
-use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use safetensors::{Dtype, serialize, tensor::TensorView};
 use serde_json::json;
 use tokenizers::{
     Tokenizer,
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
         .iter()
         .map(|(name, (shape, data))| Ok((name, TensorView::new(Dtype::BF16, shape.clone(), data)?)))
         .collect::<Result<_>>()?;
-    serialize_to_file(views, None, &dir.join("model.safetensors"))?;
+    fs::write(dir.join("model.safetensors"), serialize(views, None)?)?;
 
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();

@@ -10,6 +10,7 @@ mod recorder;
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
+    io::{self, Write},
     path::PathBuf,
     process::ExitCode,
 };
@@ -26,7 +27,7 @@ use kv_direct::{
     pretrained::load,
 };
 use recorder::{Read, Recorder};
-use safetensors::{serialize_to_file, tensor::TensorView};
+use safetensors::{serialize, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -45,6 +46,7 @@ struct Args {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Script {
     #[serde(default)]
     dtype: Dtype,
@@ -180,8 +182,14 @@ impl<E: std::error::Error> From<E> for Refusal {
 type Cache = Recorder<Box<dyn CacheBackend>>;
 
 fn cache(kind: &Value, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, Refusal> {
+    if !["full", "window", "residual"]
+        .iter()
+        .any(|known| kind["kind"] == *known)
+    {
+        return Err(Refusal::new("unsupported", format!("cache {kind}")));
+    }
     let kind =
-        Kind::deserialize(kind).map_err(|error| Refusal::new("unsupported", error.to_string()))?;
+        Kind::deserialize(kind).map_err(|error| Refusal::new("bad_cache", error.to_string()))?;
     let shape = decoder.shape();
     Ok(match kind {
         Kind::Full {} => Box::new(FullKv::new(&shape)),
@@ -342,6 +350,7 @@ fn run(args: &Args) -> Result<()> {
         current,
         tensors: BTreeMap::new(),
     };
+    let mut stdout = io::stdout().lock();
     let mut state = trace.state(false);
     for (index, op) in script.ops.iter().enumerate() {
         let feeds = op["op"] == "feed";
@@ -360,7 +369,7 @@ fn run(args: &Args) -> Result<()> {
         if let (Value::Object(line), Value::Object(state)) = (&mut line, &state) {
             line.extend(state.clone());
         }
-        println!("{line}");
+        writeln!(stdout, "{line}").context("writing to stdout")?;
     }
     let bytes: BTreeMap<_, _> = trace
         .tensors
@@ -386,7 +395,7 @@ fn run(args: &Args) -> Result<()> {
             ))
         })
         .collect::<Result<Vec<_>>>()?;
-    serialize_to_file(views, None, &args.out)
+    fs::write(&args.out, serialize(views, None)?)
         .with_context(|| format!("writing {}", args.out.display()))
 }
 

@@ -42,6 +42,8 @@ use burn::tensor::Tensor;
 ///   [`observe`](Self::observe), then [`commit`](Self::commit).
 /// * Steps follow one another without gap or overlap, each row from position 0 on. The number of
 ///   batch rows does not change until [`clear`](Self::clear).
+/// * Keys and values are finite: a query's sum runs over slots it cannot see as well, with weight 0, and
+///   0 · ∞ is not 0.
 /// * Keys come after QK-norm and rotation at their own positions; residuals are what the norm of the
 ///   block reads.
 /// * The [`KeysValues`] of a call is dropped before the next one.

@@ -8,7 +8,11 @@ mod error;
 mod llama;
 mod weights;
 
-use std::{fs, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use burn::tensor::Device;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -197,7 +201,12 @@ fn check(config: &DecoderConfig, weights: &Weights, dir: &Path) -> Result<u64, L
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
-    let text = fs::read(path).map_err(|source| LoadError::Io {
+    let text = open(path).and_then(|mut file| {
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(text)
+    });
+    let text = text.map_err(|source| LoadError::Io {
         path: path.into(),
         source,
     })?;
@@ -205,4 +214,15 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
         path: path.into(),
         source,
     })
+}
+
+/// Opens a regular file: anything else could block for ever.
+fn open(path: &Path) -> io::Result<File> {
+    if path.metadata()?.is_file() {
+        return File::open(path);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "not a regular file",
+    ))
 }

@@ -11,9 +11,9 @@ mod kl;
 mod measure;
 mod report;
 
-use std::{fs, path::PathBuf};
+use std::{fs, io::Write, path::PathBuf};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_direct::exact::conformance::Conformance;
@@ -56,14 +56,14 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(
-        args.context > 0 && args.new > 0 && args.prompts > 0 && args.chunk != Some(0),
-        "context, new, prompts and chunk must not be 0"
+        args.context > 0 && args.new > 1 && args.prompts > 0 && args.chunk != Some(0),
+        "context, prompts and chunk must not be 0, new must be 2 or more"
     );
     let tokenizer =
         Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| anyhow!(error))?;
     let text = args.text.as_ref().map_or_else(
         || Ok(include_str!("text.txt").to_owned()),
-        fs::read_to_string,
+        |path| fs::read_to_string(path).with_context(|| format!("reading {}", path.display())),
     )?;
     let ids = tokenizer
         .encode(text, false)
@@ -90,7 +90,7 @@ fn main() -> Result<()> {
         })
         .collect();
 
-    let bar = ProgressBar::new(((runs.len() + 1) * prompts.len() * args.new) as u64);
+    let bar = ProgressBar::new(((runs.len() + 1) * prompts.len()).saturating_mul(args.new) as u64);
     bar.set_style(ProgressStyle::with_template(
         "{msg:24} {bar:40} {pos}/{len} tokens, {eta} left",
     )?);
@@ -123,10 +123,11 @@ fn main() -> Result<()> {
         new: args.new,
         prompts: prompts.len(),
     };
+    let mut stdout = std::io::stdout().lock();
     if args.json {
-        println!("{}", report::json(&head, &rows));
+        writeln!(stdout, "{}", report::json(&head, &rows))?;
     } else {
-        print!("{}", report::table(&head, &rows));
+        write!(stdout, "{}", report::table(&head, &rows))?;
     }
     Ok(())
 }

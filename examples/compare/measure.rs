@@ -131,14 +131,14 @@ impl Reference {
         let (first, hashes) = setup.prefill(&mut cache, prompt, prompt.len())?;
         let mut logits = vec![first];
         let mut tokens = vec![choice(&logits[0])?];
-        let (mut steps_ms, mut total_peak) = (Vec::new(), cache.memory().total());
+        let (mut steps_ms, mut total_peak) = (Vec::new(), peak(&cache));
         while tokens.len() < new {
             bar.inc(1);
             let start = Instant::now();
             logits.push(setup.feed(&mut cache, &tokens[tokens.len() - 1..])?);
             steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
             tokens.push(choice(&logits[tokens.len()])?);
-            total_peak = total_peak.max(cache.memory().total());
+            total_peak = total_peak.max(peak(&cache));
         }
         bar.inc(1);
         let mut forced = Forced::default();
@@ -182,7 +182,6 @@ impl Reference {
         let chunk = setup.chunk.unwrap_or(prompt.len());
         let (mut logits, hashes) = setup.prefill(&mut free, prompt, chunk)?;
         let mut forced_logits = logits.clone();
-        let peak = |cache: &dyn CacheBackend| cache.memory().total() + cache.memory().scratch_peak;
         let after_prompt = in_use(&free.memory());
         let mut row = Measurement {
             backend,
@@ -288,6 +287,11 @@ impl Forced {
 
 fn choice(logits: &[f32]) -> Result<u32> {
     argmax(logits).context("a logit is not finite")
+}
+
+/// The most bytes held within the last step.
+fn peak(cache: &dyn CacheBackend) -> usize {
+    cache.memory().total() + cache.memory().scratch_peak
 }
 
 /// Bytes of rows in use, by whatever part.

@@ -151,18 +151,31 @@ impl ResidualCheckpoint {
             .unwrap_or(0)
             .next_multiple_of(PIECE);
         let mut all = Rows::with_slots(slots, span.projection);
-        let stays = |row: usize, position: usize| position >= after[row].saturating_sub(self.hot);
+        let oldest: Vec<usize> = after.iter().map(|n| n.saturating_sub(self.hot)).collect();
+        let stays = |row: usize, position: usize| position >= oldest[row];
         let store = &mut self.layers[layer];
         let (copied, _) = store.bytes();
         let held = store.ordered();
+        // After a truncation the store is short of rows, and rebuilt ones fill it up again: all of it
+        // is then stored anew in rising order, because a store that holds every row is read as it is.
+        let refill = self
+            .old
+            .iter()
+            .zip(&oldest)
+            .any(|(old, oldest)| old > oldest);
+        if refill {
+            *store = Rows::limited(self.hot);
+        }
         store.retain(stays);
         prefix.project(span.replay, |rows, positions| {
             all.append(rows, positions);
-            // After a truncation the store is short of rows, and rebuilt ones fill it up again.
             store.append(rows, &positions.filter(stays));
         })?;
         if let Some((rows, positions)) = held {
             all.append(&rows, &positions);
+            if refill {
+                store.append(&rows, &positions.filter(stays));
+            }
         }
         all.append(span.projection, span.positions);
         store.append(span.projection, &span.positions.filter(stays));
@@ -286,6 +299,7 @@ impl CacheBackend for ResidualCheckpoint {
         for rows in &mut self.layers {
             rows.retain(|_, position| position < to);
             rows.scrub();
+            rows.shrink();
         }
         self.residuals
             .iter_mut()

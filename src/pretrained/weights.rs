@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
@@ -200,7 +199,7 @@ fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
 }
 
 fn read_at(path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let mut file = super::open(path)?;
     file.seek(SeekFrom::Start(at))?;
     let mut bytes = vec![0; length];
     file.read_exact(&mut bytes)?;
@@ -218,7 +217,7 @@ fn header(path: &Path) -> Result<(u64, Metadata), LoadError> {
         expected,
         found,
     };
-    let mut file = File::open(path).map_err(io)?;
+    let mut file = super::open(path).map_err(io)?;
     let found = file.metadata().map_err(io)?.len();
     let mut length = [0; 8];
     if found < 8 {

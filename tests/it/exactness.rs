@@ -109,6 +109,45 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// Feeds and truncations in turn, so short that stores fall short of rows and fill up again.
+#[test]
+fn residual_checkpoint_equals_full_kv_in_bits_whatever_is_taken_back() {
+    let models = Models::new();
+    let strategy = (
+        0..3usize,
+        0usize..=12,
+        prop_oneof![Just(Floor::Tokens), Just(Floor::Residuals)],
+        prop::collection::vec((1usize..=9, 0usize..=9), 2..12),
+        any::<u64>(),
+    );
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(&strategy, |(model, hot, floor, turns, seed)| {
+            let (decoder, probe) = &models.0[model];
+            let mut full = FullKv::new(&decoder.shape());
+            let mut ours = residual(decoder, hot, floor, probe);
+            for (turn, (length, back)) in turns.into_iter().enumerate() {
+                let call = tokens(seed.wrapping_add(turn as u64), length);
+                let expected = feed(decoder, &mut full, &call[..]);
+                prop_assert!(
+                    feed(decoder, &mut ours, &call[..]) == expected,
+                    "turn {}",
+                    turn
+                );
+                let to = full.position(0).saturating_sub(back);
+                full.truncate(to).expect("every length can be reached");
+                ours.truncate(to).expect("every length can be reached");
+                prop_assert_eq!(ours.position(0), full.position(0));
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 #[test]
 fn bits_hold_across_the_edge_of_a_piece_of_512_keys() {
     let decoder = tiny(2);

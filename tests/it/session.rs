@@ -1,8 +1,8 @@
 //! The life of a cache: truncate, clear, fork, two caches on one model.
 
-use kv_direct::cache::{CacheBackend, CacheError, LayerIndex};
+use kv_direct::cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex};
 
-use crate::support::{backends, feed, seen, tiny, tokens};
+use crate::support::{backends, feed, probe, residual, seen, tiny, tokens};
 
 #[test]
 fn the_last_call_of_a_lossless_backend_can_be_undone() {
@@ -48,6 +48,35 @@ fn any_length_of_a_residual_checkpoint_can_be_reached() {
                 feed(&decoder, &mut cache, &ids[to..to + 1]) == expected,
                 "{name} from {to}"
             );
+        }
+    }
+}
+
+/// A store that was short of rows after a truncation, was filled up again by rebuilt ones, and is then
+/// read as it is: its slots must stand in the order `FullKv` has them.
+#[test]
+fn what_a_truncation_within_the_exact_rows_leaves_goes_on_in_the_same_order() {
+    let decoder = tiny(2);
+    let probe = probe(&decoder);
+    let calls = [&[1, 2, 3, 4, 5][..], &[11], &[12], &[13, 14, 15], &[16]];
+    for floor in [Floor::Tokens, Floor::Residuals] {
+        for hot in [3, 4, 6] {
+            for to in 1..5 {
+                let mut full = FullKv::new(&decoder.shape());
+                let mut cache = residual(&decoder, hot, floor, &probe);
+                for (index, call) in calls.into_iter().enumerate() {
+                    let expected = feed(&decoder, &mut full, call);
+                    let found = feed(&decoder, &mut cache, call);
+                    assert!(
+                        found == expected,
+                        "{floor:?}, {hot} rows, to {to}, call {index}"
+                    );
+                    if index == 0 {
+                        full.truncate(to).expect("a prefix");
+                        cache.truncate(to).expect("a prefix");
+                    }
+                }
+            }
         }
     }
 }
