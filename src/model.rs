@@ -136,7 +136,8 @@ impl Decoder {
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
         self.check_positions(step.positions())?;
         let residual = self.embed(step.tokens())?;
-        in_pool(&self.device, || {
+        let rows = step.positions().rows() * step.positions().width();
+        in_pool(&self.device, rows, || {
             cache.begin(&step)?;
             let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
             cache.commit()?;

@@ -62,7 +62,7 @@ mod threads {
     use rayon::prelude::*;
 
     /// Elements of a matrix from which on waking a thread costs less than it brings.
-    const LEAST: usize = 300_000;
+    const LEAST: usize = 100_000;
     /// Columns of a strip at most: its results fit the first-level cache.
     const WIDEST: usize = 4096;
     /// Columns of a strip at least.
