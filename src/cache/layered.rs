@@ -69,12 +69,7 @@ impl Layered {
     }
 
     pub(crate) fn memory(&self) -> MemoryReport {
-        let mut report = MemoryReport::default();
-        for rows in &self.layers {
-            let (used, reserved) = rows.bytes();
-            report.keys_values += used;
-            report.reserved += reserved;
-        }
+        let mut report = Rows::report(&self.layers);
         report.scratch_peak = self.peak.saturating_sub(report.total());
         report
     }

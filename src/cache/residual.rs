@@ -262,15 +262,8 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     fn memory(&self) -> MemoryReport {
-        let mut report = MemoryReport {
-            scratch_peak: self.scratch_peak,
-            ..MemoryReport::default()
-        };
-        for rows in &self.layers {
-            let (used, reserved) = rows.bytes();
-            report.keys_values += used;
-            report.reserved += reserved;
-        }
+        let mut report = Rows::report(&self.layers);
+        report.scratch_peak = self.scratch_peak;
         let taken_in: usize = self.progress.lengths().iter().sum();
         match self.floor {
             Floor::Tokens => {

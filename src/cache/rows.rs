@@ -11,6 +11,7 @@ use crate::{
         slots::{Run, Slots},
     },
     exact::PIECE,
+    memory::MemoryReport,
     positions::Positions,
 };
 
@@ -211,6 +212,17 @@ impl Rows {
         let used: usize = self.slots.iter().map(Slots::used).sum();
         let lists: usize = self.slots.iter().map(Slots::bytes).sum();
         (row * used, row * (batch * capacity - used) + lists)
+    }
+
+    /// [`bytes`](Self::bytes) of all layers, as the parts of a report.
+    pub(crate) fn report(layers: &[Self]) -> MemoryReport {
+        let mut report = MemoryReport::default();
+        for rows in layers {
+            let (used, reserved) = rows.bytes();
+            report.keys_values += used;
+            report.reserved += reserved;
+        }
+        report
     }
 
     /// Bytes of the padded copy that [`read`](Self::read) makes, 0 where it makes none.

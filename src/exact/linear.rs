@@ -1,5 +1,7 @@
 //! The row-stable linear layer.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 
 use super::PIECE;
@@ -35,22 +37,27 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     let part = width.div_ceil(width.div_ceil(PIECE).max(1)).max(1);
     #[cfg(all(feature = "flex", feature = "rayon"))]
     if threads::pay(&x, weight) {
-        return threads::product(&x, weight, part).reshape([batch, tokens, out]);
+        return threads::shared_out(&x, weight, part).reshape([batch, tokens, out]);
     }
-    let mut sum: Option<Tensor<2>> = None;
-    for from in (0..width).step_by(part) {
-        let range = from..(from + part).min(width);
-        let product = x
-            .clone()
-            .slice_dim(1, range.clone())
-            .matmul(weight.clone().slice_dim(0, range));
-        sum = Some(match sum {
-            None => product,
-            Some(sum) => sum + product,
-        });
-    }
-    sum.unwrap_or_else(|| Tensor::zeros([batch * tokens, out], (&weight.device(), weight.dtype())))
+    let products = (0..width)
+        .step_by(part)
+        .map(|from| product(&x, weight, from..(from + part).min(width)));
+    let nothing = || Tensor::zeros([batch * tokens, out], (&weight.device(), weight.dtype()));
+    added(products)
+        .unwrap_or_else(nothing)
         .reshape([batch, tokens, out])
+}
+
+/// The product over one part of the reduction.
+fn product(x: &Tensor<2>, weight: &Tensor<2>, part: Range<usize>) -> Tensor<2> {
+    x.clone()
+        .slice_dim(1, part.clone())
+        .matmul(weight.clone().slice_dim(0, part))
+}
+
+/// The products of all parts added up, in order.
+fn added(products: impl Iterator<Item = Tensor<2>>) -> Option<Tensor<2>> {
+    products.reduce(|sum, product| sum + product)
 }
 
 #[cfg(all(feature = "flex", feature = "rayon"))]
@@ -79,7 +86,7 @@ mod threads {
     }
 
     /// `x · weight`, the reduction cut every `part` elements.
-    pub(super) fn product(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
+    pub(super) fn shared_out(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
         let [width, out] = weight.dims();
         let parts = width.div_ceil(part);
         let wanted = (TASKS * rayon::current_num_threads()).div_ceil(parts);
@@ -92,19 +99,13 @@ mod threads {
         let products: Vec<Tensor<2>> = tasks
             .into_par_iter()
             .map(|(left, from)| {
-                let range = from..(from + part).min(width);
-                let weight = weight
-                    .clone()
-                    .slice_dim(1, left..(left + strip).min(out))
-                    .slice_dim(0, range.clone());
-                x.clone().slice_dim(1, range).matmul(weight)
+                let strip = weight.clone().slice_dim(1, left..(left + strip).min(out));
+                super::product(x, &strip, from..(from + part).min(width))
             })
             .collect();
-        let sums = products.chunks(parts).map(|products| {
-            let mut products = products.iter().cloned();
-            let first = products.next().expect("a strip has a part");
-            products.fold(first, |sum, product| sum + product)
-        });
+        let sums = products
+            .chunks(parts)
+            .map(|products| super::added(products.iter().cloned()).expect("a strip has a part"));
         Tensor::cat(sums.collect(), 1)
     }
 }

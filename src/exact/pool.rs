@@ -2,12 +2,6 @@
 //! at little cost. Where there is nothing to share out (another device, no feature `rayon`) the work
 //! simply runs.
 
-#[cfg(all(feature = "flex", feature = "rayon"))]
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
-
 use burn::tensor::{Device, Tensor};
 
 /// Runs `work`, a forward pass of `rows` rows on `device`, on a thread of the pool: handing every
@@ -19,46 +13,10 @@ use burn::tensor::{Device, Tensor};
 pub(crate) fn in_pool<R: Send>(device: &Device, rows: usize, work: impl FnOnce() -> R + Send) -> R {
     #[cfg(all(feature = "flex", feature = "rayon"))]
     if *device == Device::flex() {
-        return rayon::scope(|scope| {
-            let over = Arc::new(Over::default());
-            if rows == 1 && rayon::current_num_threads() > 1 {
-                let over = Arc::clone(&over);
-                scope.spawn(move |_| over.look_out());
-            }
-            // Also when `work` panics: nobody must look out for ever.
-            let _end = End(over);
-            work()
-        });
+        return threads::run(rows == 1, work);
     }
     let _ = (device, rows);
     work()
-}
-
-/// Whether a forward pass has ended.
-#[cfg(all(feature = "flex", feature = "rayon"))]
-#[derive(Default)]
-struct Over(AtomicBool);
-
-#[cfg(all(feature = "flex", feature = "rayon"))]
-impl Over {
-    /// Does the pool's work as it comes, until the pass has ended.
-    fn look_out(&self) {
-        while !self.0.load(Ordering::Relaxed) {
-            if rayon::yield_now() != Some(rayon::Yield::Executed) {
-                std::thread::yield_now();
-            }
-        }
-    }
-}
-
-#[cfg(all(feature = "flex", feature = "rayon"))]
-struct End(Arc<Over>);
-
-#[cfg(all(feature = "flex", feature = "rayon"))]
-impl Drop for End {
-    fn drop(&mut self) {
-        self.0.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Both results; on two threads for a single row `x`.
@@ -73,4 +31,37 @@ pub(crate) fn both<A: Send, B: Send>(
     }
     let _ = x;
     (one(), other())
+}
+
+#[cfg(all(feature = "flex", feature = "rayon"))]
+mod threads {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Runs `work` in the pool, with a second thread on the look-out where `look_out` says so.
+    pub(super) fn run<R: Send>(look_out: bool, work: impl FnOnce() -> R + Send) -> R {
+        let over = AtomicBool::new(false);
+        rayon::scope(|scope| {
+            if look_out && rayon::current_num_threads() > 1 {
+                scope.spawn(|_| {
+                    while !over.load(Ordering::Relaxed) {
+                        if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            // Also when `work` panics: nobody must look out for ever.
+            let _end = End(&over);
+            work()
+        })
+    }
+
+    /// Says that a forward pass is over, when dropped.
+    struct End<'a>(&'a AtomicBool);
+
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
 }

@@ -35,37 +35,49 @@ const CALLS: [usize; 6] = [1, 2, 3, 16, 65, 257];
 /// Columns of a linear layer that are probed.
 const MOST_COLUMNS: usize = 4096;
 
-/// Compares `each` over all rows with `each` over calls of [`CALLS`] rows at a few offsets.
+/// Compares `each` over all rows with `each` over a few of them at a time.
 fn compare_rows(
     kind: CheckKind,
     shape: Vec<usize>,
     x: Tensor<3>,
     each: impl Fn(Tensor<3>) -> Tensor<3>,
 ) -> Vec<Check> {
-    let [_, rows, _] = x.dims();
     let whole = bits(each(x.clone()));
+    let call = |from, count| bits(each(x.clone().slice_dim(1, from..from + count)));
+    compare(kind, &shape, x.dims()[1], &whole, call)
+}
+
+/// Compares the bits of all `rows` rows in one call with those of `call(from, count)`, for calls of
+/// [`CALLS`] rows at a few offsets.
+fn compare(
+    kind: CheckKind,
+    shape: &[usize],
+    rows: usize,
+    whole: &[u64],
+    call: impl Fn(usize, usize) -> Vec<u64>,
+) -> Vec<Check> {
     let width = whole.len() / rows;
     CALLS
         .into_iter()
         .map(|count| {
-            let mut check = Check {
-                kind,
-                shape: shape.clone(),
-                rows: count,
-                compared: 0,
-                differing: 0,
-            };
+            let (mut compared, mut differing) = (0, 0);
             for from in offsets(rows, count) {
-                let part = bits(each(x.clone().slice_dim(1, from..from + count)));
+                let part = call(from, count);
                 let expected = whole[from * width..].chunks(width);
-                check.compared += count;
-                check.differing += part
+                compared += count;
+                differing += part
                     .chunks(width)
                     .zip(expected)
                     .filter(|(a, b)| a != b)
                     .count();
             }
-            check
+            Check {
+                kind,
+                shape: shape.to_vec(),
+                rows: count,
+                compared,
+                differing,
+            }
         })
         .collect()
 }
@@ -121,32 +133,13 @@ fn compare_queries(
         ))
     };
     let whole = run(0, tokens, tokens, &[tokens]);
-    let width = whole.len() / tokens;
     let mut checks = Vec::new();
     for (kind, chunks) in [
         (CheckKind::Queries, &[tokens][..]),
         (CheckKind::Chunks, &[1, 65, 3, 130]),
     ] {
-        for count in CALLS {
-            let mut check = Check {
-                kind,
-                shape: shape.clone(),
-                rows: count,
-                compared: 0,
-                differing: 0,
-            };
-            for from in offsets(tokens, count) {
-                let part = run(from, count, from + count, chunks);
-                let expected = whole[from * width..].chunks(width);
-                check.compared += count;
-                check.differing += part
-                    .chunks(width)
-                    .zip(expected)
-                    .filter(|(a, b)| a != b)
-                    .count();
-            }
-            checks.push(check);
-        }
+        let call = |from, count| run(from, count, from + count, chunks);
+        checks.extend(compare(kind, &shape, tokens, &whole, call));
     }
     checks
 }
