@@ -57,6 +57,8 @@ use burn::tensor::Tensor;
 /// * All validation is in `begin` and `truncate`: a call refused there leaves the cache as it was.
 ///   A layer that fails has failed the step: every later call but `clear` and the questions is
 ///   [`Poisoned`](CacheError::Poisoned), and so is a `begin` while a step is open.
+/// * In a layer with a window ([`ModelShape::windows`]) nothing is dropped that a next query sees, nor
+///   what it would see if the last call were undone. Older rows are seen by nobody and may go.
 /// * Pads are never kept and never counted; a batch row never depends on its neighbours.
 /// * [`memory`](Self::memory) counts every byte held that grows with the context.
 ///

@@ -35,5 +35,7 @@ mod recorder;
 mod reference;
 #[path = "it/session.rs"]
 mod session;
+#[path = "it/sliding.rs"]
+mod sliding;
 #[path = "it/support.rs"]
 mod support;

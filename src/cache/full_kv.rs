@@ -8,11 +8,14 @@ use crate::{
     memory::MemoryReport,
 };
 
-/// Keeps the keys and values of every token in every layer.
+/// Keeps the keys and values of every token in every layer, or of every token that a later one can
+/// still see: a layer with a window holds its window and the rows of the last call.
 ///
 /// # Cost
-/// [`ModelShape::keys_values_per_token`] bytes a token, in buffers that grow by whole pieces of 512
-/// tokens. Appends happen in place.
+/// [`ModelShape::keys_values_per_token`] bytes a token,
+/// [`keys_values_per_old_token`](ModelShape::keys_values_per_old_token) once it has left the windows, in
+/// buffers that grow by whole pieces of 512 tokens. Appends happen in place; a window moves on by a
+/// copy every 512 tokens.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -58,8 +61,10 @@ impl CacheBackend for FullKv {
         self.0.memory()
     }
 
+    /// As [`CacheBackend::truncate`]. The last call can always be undone; further back is refused with
+    /// [`Irreversible`](CacheError::Irreversible) where a layer's window has let go of rows.
     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.0.progress.can_truncate(to)?;
+        self.0.can_truncate(to, |_| 0)?;
         self.0.truncate(to);
         Ok(())
     }

@@ -1,4 +1,6 @@
 //! Rows in every layer and one progress for all: what backends that store keys and values share.
+//!
+//! Layers with a window look after themselves here, so that a policy is about the others alone.
 
 use crate::{
     cache::{
@@ -19,11 +21,11 @@ pub(crate) struct Layered {
 
 impl Layered {
     pub(crate) fn new(shape: &ModelShape) -> Self {
-        let layers = vec![Rows::default(); shape.layers()];
+        let layers = shape.windows.iter().map(|&window| Rows::new(window));
         Self {
             shape: shape.clone(),
             progress: Progress::default(),
-            layers,
+            layers: layers.collect(),
             peak: 0,
         }
     }
@@ -31,6 +33,12 @@ impl Layered {
     pub(crate) fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.progress.begin(step)?;
         self.peak = 0;
+        for layer in 0..self.layers.len() {
+            let moved = self.layers[layer].slide(self.progress.lengths());
+            if moved > 0 {
+                self.peak = self.peak.max(moved + self.memory().total());
+            }
+        }
         Ok(())
     }
 
@@ -48,10 +56,10 @@ impl Layered {
         answer
     }
 
-    /// Drops the rows whose position `keep(row, position)` declines, and gives back what is not needed
-    /// for the rest.
+    /// In layers without a window, drops the rows whose position `keep(row, position)` declines, and
+    /// gives back what is not needed for the rest.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
-        for layer in 0..self.layers.len() {
+        for layer in (0..self.layers.len()).filter(|&layer| !self.shape.slides(layer)) {
             let held = self.memory().total();
             self.layers[layer].retain(&keep);
             let moved = self.layers[layer].shrink();
@@ -72,6 +80,17 @@ impl Layered {
         let mut report = Rows::report(&self.layers);
         report.scratch_peak = self.peak.saturating_sub(report.total());
         report
+    }
+
+    /// Checks that a truncation makes sense, that no layer with a window has let go of what it needs,
+    /// and that no row gets shorter than `oldest(length)`, where a policy let go.
+    pub(crate) fn can_truncate(
+        &self,
+        to: usize,
+        oldest: impl Fn(usize) -> usize,
+    ) -> Result<(), CacheError> {
+        self.progress.can_truncate(to)?;
+        Rows::reachable(&self.layers, self.progress.lengths(), to, oldest)
     }
 
     /// Forgets the tokens from `to` on; everything if that is all.

@@ -4,20 +4,18 @@
 
 mod config;
 mod prefix;
+mod rebuild;
 
 use burn::tensor::Device;
 
 pub use self::config::{Floor, ResidualConfig};
-use self::prefix::{CHUNK, Prefix, Residuals, projection_bytes};
+use self::prefix::{Prefix, Residuals};
 use crate::{
     cache::{
         CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, TokenIds,
         progress::Progress, rows::Rows,
     },
-    exact::{
-        PIECE,
-        conformance::{Conformance, Subject},
-    },
+    exact::conformance::{Conformance, Subject},
     memory::MemoryReport,
 };
 
@@ -30,15 +28,21 @@ use crate::{
 /// because every row goes through the routines of [`exact`](crate::exact); the constructor measures
 /// that they do and refuses where they do not.
 ///
+/// A layer with a window keeps the rows of its window, as in every backend, and nothing older: what no
+/// later query sees is dropped without loss. A replay passes through it all the same, chunk by chunk
+/// under its own mask and rotation, if a layer that shows all keys comes behind it.
+///
 /// # Cost
-/// For `T` tokens, `E = T - hot` of them old, in bytes of element `b`:
+/// For `T` tokens, `E = T - hot` of them old, `L` layers that show all keys, in bytes of element `b`:
 /// * between steps with [`Floor::Tokens`] `hot · 2 · kv · L · b + 4 · T`; with [`Floor::Residuals`]
 ///   `hot · 2 · kv · L · b + T · d · L · b` (a row's residual is kept from the moment it comes in: it
-///   cannot be had later). `hot` rows are reserved at once when the budget is first reached.
+///   cannot be had later). `hot` rows are reserved at once when the budget is first reached. A layer
+///   with a window adds the rows of its window and of the last call, in whole pieces of 512.
 /// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 64 queries.
-/// * a step replays the `E` old rows: a prefill of them with `Tokens`, one norm and one projection per
-///   layer with `Residuals`. While `T <= hot` it costs what `FullKv` costs, save that buffers that
-///   are no whole pieces of 512 rows are copied into padded ones.
+/// * a step replays the `E` old rows: a prefill of them with `Tokens`, up to the last layer that shows
+///   all keys; one norm and one projection per such layer with `Residuals`. While `T <= hot` it costs
+///   what `FullKv` costs, save that buffers that are no whole pieces of 512 rows are copied into padded
+///   ones.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -63,8 +67,11 @@ pub struct ResidualCheckpoint {
     hot: usize,
     floor: Floor,
     progress: Progress,
-    /// Exact rows of every layer: the newest of every batch row.
+    /// Exact rows of every layer: the newest of every batch row, or those of the layer's window.
     layers: Vec<Rows>,
+    /// A truncation went further back than a window reaches: the next step rebuilds the rows of all
+    /// layers.
+    emptied: bool,
     /// Ids of all tokens, those of the open step last; kept for [`Floor::Tokens`] only.
     tokens: TokenIds,
     /// Residuals of all tokens by layer; kept for [`Floor::Residuals`] only.
@@ -73,7 +80,10 @@ pub struct ResidualCheckpoint {
     old: Vec<usize>,
     /// Old rows on their way through the layers, in an open step with [`Floor::Tokens`].
     replaying: Prefix,
+    /// The most bytes held on top of the rest within the last step, and the most of all while windows
+    /// moved on at its start.
     scratch_peak: usize,
+    sliding_peak: usize,
 }
 
 impl ResidualCheckpoint {
@@ -92,7 +102,10 @@ impl ResidualCheckpoint {
         config: ResidualConfig,
     ) -> Result<Self, CacheError> {
         shape.validate()?;
-        let (residuals, keys_values) = (shape.residuals_per_token(), shape.keys_values_per_token());
+        let (residuals, keys_values) = (
+            shape.residuals_per_token(),
+            shape.keys_values_per_old_token(),
+        );
         if config.floor == Floor::Residuals && residuals >= keys_values && !config.even_if_larger {
             return Err(CacheError::Larger {
                 residuals,
@@ -122,95 +135,41 @@ impl ResidualCheckpoint {
             hot,
             floor,
             progress: Progress::default(),
-            layers: vec![Rows::limited(hot); shape.layers()],
+            layers: shape
+                .windows
+                .iter()
+                .map(|&window| Rows::limited(window, hot))
+                .collect(),
+            emptied: false,
             tokens: TokenIds::default(),
             residuals: vec![Residuals::default(); shape.layers()],
             old: Vec::new(),
             replaying: Prefix::default(),
             scratch_peak: 0,
+            sliding_peak: 0,
         }
-    }
-
-    /// All rows of `layer` for a step that needs old ones or drops some: rebuilt, exact, new. Then
-    /// the layer's store holds the newest rows, and the replay stands before the next layer.
-    fn rebuild(
-        &mut self,
-        layer: usize,
-        span: &Span<'_>,
-        after: &[usize],
-    ) -> Result<KeysValues, CacheError> {
-        let mut prefix = match self.floor {
-            Floor::Tokens if layer == 0 => Prefix::embed(&self.tokens, &self.old, span.replay)?,
-            Floor::Tokens => std::mem::take(&mut self.replaying),
-            Floor::Residuals => self.residuals[layer].prefix(&self.old),
-        };
-        let slots = after
-            .iter()
-            .copied()
-            .max()
-            .unwrap_or(0)
-            .next_multiple_of(PIECE);
-        let mut all = Rows::with_slots(slots, span.projection);
-        let oldest: Vec<usize> = after.iter().map(|n| n.saturating_sub(self.hot)).collect();
-        let stays = |row: usize, position: usize| position >= oldest[row];
-        let store = &mut self.layers[layer];
-        let (copied, _) = store.bytes();
-        let held = store.ordered();
-        // After a truncation the store is short of rows, and rebuilt ones fill it up again: all of it
-        // is then stored anew in rising order, because a store that holds every row is read as it is.
-        let refill = self
-            .old
-            .iter()
-            .zip(&oldest)
-            .any(|(old, oldest)| old > oldest);
-        if refill {
-            *store = Rows::limited(self.hot);
-        }
-        store.retain(stays);
-        prefix.project(span.replay, |rows, positions| {
-            all.append(rows, positions);
-            store.append(rows, &positions.filter(stays));
-        })?;
-        if let Some((rows, positions)) = held {
-            all.append(&rows, &positions);
-            if refill {
-                store.append(&rows, &positions.filter(stays));
-            }
-        }
-        all.append(span.projection, span.positions);
-        store.append(span.projection, &span.positions.filter(stays));
-
-        let batch = after.len();
-        let (used, free) = all.bytes();
-        let keys_values = all.read()?;
-        drop(all);
-        let mut temporaries = copied + projection_bytes(batch, &self.shape);
-        let mut carried = 0;
-        if self.floor == Floor::Tokens {
-            carried = prefix.bytes();
-            if layer + 1 < self.shape.layers() {
-                temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
-                prefix.advance(&keys_values, span.replay)?;
-                self.replaying = prefix;
-            }
-        }
-        self.scratch_peak = self.scratch_peak.max(used + free + carried + temporaries);
-        Ok(keys_values)
     }
 }
 
 impl CacheBackend for ResidualCheckpoint {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.progress.begin(step)?;
-        self.scratch_peak = 0;
-        let held = |row| self.layers.first().map_or(0, |rows| rows.used(row));
-        self.old = self
-            .progress
-            .lengths()
-            .iter()
-            .enumerate()
-            .map(|(row, n)| n - held(row))
-            .collect();
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
+        for layer in 0..self.layers.len() {
+            let moved = self.layers[layer].slide(self.progress.lengths());
+            if moved > 0 {
+                self.sliding_peak = self.sliding_peak.max(moved + self.memory().total());
+            }
+        }
+        let lengths = self.progress.lengths();
+        let full = self.layers.iter().find(|rows| !rows.slides());
+        let held = |row: usize, length: usize| match full {
+            Some(rows) => rows.used(row),
+            None if self.emptied => 0,
+            None => length,
+        };
+        let rows = lengths.iter().enumerate();
+        self.old = rows.map(|(row, &n)| n - held(row, n)).collect();
         if self.floor == Floor::Tokens {
             self.tokens.extend(step.tokens());
         }
@@ -220,12 +179,18 @@ impl CacheBackend for ResidualCheckpoint {
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         self.progress.layer(layer, &span, &self.shape)?;
         let layer = layer.index();
-        if self.floor == Floor::Residuals {
+        let slides = self.shape.slides(layer);
+        if self.floor == Floor::Residuals && !slides {
             self.residuals[layer].append(span.residual, span.positions);
         }
         let after = self.progress.lengths_after();
-        if after.iter().any(|&length| length > self.hot) || self.old.iter().any(|&rows| rows > 0) {
-            let answer = self.rebuild(layer, &span, &after);
+        let replays = self.old.iter().any(|&rows| rows > 0);
+        if slides || replays || after.iter().any(|&length| length > self.hot) {
+            let answer = if slides {
+                self.slide(layer, &span)
+            } else {
+                self.rebuild(layer, &span, &after)
+            };
             if answer.is_err() {
                 self.progress.fail();
             }
@@ -240,6 +205,7 @@ impl CacheBackend for ResidualCheckpoint {
     fn commit(&mut self) -> Result<(), CacheError> {
         self.progress.commit(&self.shape)?;
         self.replaying = Prefix::default();
+        self.emptied = false;
         Ok(())
     }
 
@@ -263,7 +229,6 @@ impl CacheBackend for ResidualCheckpoint {
 
     fn memory(&self) -> MemoryReport {
         let mut report = Rows::report(&self.layers);
-        report.scratch_peak = self.scratch_peak;
         let taken_in: usize = self.progress.lengths().iter().sum();
         match self.floor {
             Floor::Tokens => {
@@ -276,18 +241,31 @@ impl CacheBackend for ResidualCheckpoint {
                     self.residuals.iter().map(Residuals::bytes).sum::<usize>() - report.residuals;
             }
         }
+        let sliding = self.sliding_peak.saturating_sub(report.total());
+        report.scratch_peak = self.scratch_peak.max(sliding);
         report
     }
 
-    /// As [`CacheBackend::truncate`]; every length can be reached.
+    /// As [`CacheBackend::truncate`]. With [`Floor::Tokens`] every length can be reached; where a window
+    /// has let go of rows that are needed there, the next step rebuilds those of all layers. With
+    /// [`Floor::Residuals`] that is refused with [`Irreversible`](CacheError::Irreversible).
     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
         if to == 0 {
             self.clear();
             return Ok(());
         }
+        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_| 0) {
+            if self.floor == Floor::Residuals {
+                return Err(refused);
+            }
+            self.layers
+                .iter_mut()
+                .for_each(|rows| *rows = rows.emptied());
+            self.emptied = true;
+        }
         self.progress.truncate(to);
-        self.scratch_peak = 0;
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
         self.tokens.truncate(to);
         for rows in &mut self.layers {
             rows.retain(|_, position| position < to);

@@ -1,7 +1,9 @@
 //! Storage shared by the backends: keys and values of one layer in slots, and what each slot holds.
 //! All storage bugs live here or nowhere.
 
-use std::fmt;
+mod sliding;
+
+use std::{fmt, num::NonZeroUsize};
 
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -15,8 +17,9 @@ use crate::{
     positions::Positions,
 };
 
-/// Keys and values of one layer. A row of tokens takes the lowest free slots, so until something is
-/// dropped the slot of a token is its position.
+/// Keys and values of one layer. In a layer that shows all keys a token takes the lowest free slot, so
+/// until something is dropped the slot of a token is its position. In a layer with a window it takes
+/// the slot of its position, counted from the start of the oldest piece in use.
 #[derive(Clone, Default)]
 pub(crate) struct Rows {
     /// `[batch, kv_heads, head_dim, slots]` and `[batch, kv_heads, slots, head_dim]`. A value that
@@ -26,6 +29,10 @@ pub(crate) struct Rows {
     slots: Vec<Slots>,
     /// The most slots ever needed, where that is known: buffers then grow to it and not beyond.
     limit: Option<usize>,
+    /// The layer's window.
+    window: Option<NonZeroUsize>,
+    /// By batch row: all positions from here on are held, in a layer with a window.
+    from: Vec<usize>,
 }
 
 impl fmt::Debug for Rows {
@@ -39,12 +46,33 @@ impl fmt::Debug for Rows {
 }
 
 impl Rows {
-    /// Rows whose buffers never grow beyond `limit` slots.
-    pub(crate) fn limited(limit: usize) -> Self {
+    /// Rows of a layer with this window; without one everything is held until a policy drops it.
+    pub(crate) fn new(window: Option<NonZeroUsize>) -> Self {
         Self {
-            limit: Some(limit),
+            window,
             ..Self::default()
         }
+    }
+
+    /// As [`new`](Self::new), but without a window buffers never grow beyond `limit` slots.
+    pub(crate) fn limited(window: Option<NonZeroUsize>, limit: usize) -> Self {
+        Self {
+            limit: window.is_none().then_some(limit),
+            ..Self::new(window)
+        }
+    }
+
+    /// The same kind of rows, none of them held.
+    pub(crate) fn emptied(&self) -> Self {
+        Self {
+            limit: self.limit,
+            ..Self::new(self.window)
+        }
+    }
+
+    /// Whether the layer has a window: what is held is then no policy's business.
+    pub(crate) const fn slides(&self) -> bool {
+        self.window.is_some()
     }
 
     /// Rows with `slots` free slots, for a batch like that of `like`.
@@ -58,9 +86,10 @@ impl Rows {
     /// the bytes that were held on top while they grew.
     pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
         let batch = positions.rows();
-        self.slots.resize(batch, Slots::default());
-        let needed = (0..batch)
-            .map(|row| self.used(row) + positions.count(row))
+        self.resize(batch);
+        let rows = self.slots.iter().enumerate();
+        let needed = rows
+            .map(|(row, slots)| slots.needed(positions.slots(row, 0)))
             .max()
             .unwrap_or(0);
         let mut moved = 0;
@@ -167,8 +196,12 @@ impl Rows {
     }
 
     /// Moves the rows held into the smallest whole pieces that hold them and one more token, where
-    /// that frees at least a piece. Answers the bytes that were held on top meanwhile.
+    /// that frees at least a piece. Answers the bytes that were held on top meanwhile. A layer with a
+    /// window does that as it [`slide`](Self::slide)s.
     pub(crate) fn shrink(&mut self) -> usize {
+        if self.slides() {
+            return 0;
+        }
         let most = self.slots.iter().map(Slots::used).max().unwrap_or(0);
         let slots = (most + 1).next_multiple_of(PIECE);
         if self.capacity() < slots + PIECE {
@@ -176,10 +209,7 @@ impl Rows {
         }
         let (used, _) = self.bytes();
         let held = self.ordered();
-        *self = Self {
-            limit: self.limit,
-            ..Self::default()
-        };
+        *self = self.emptied();
         if let Some((rows, positions)) = held {
             self.grow(slots, &rows.keys);
             self.append(&rows, &positions);
@@ -247,8 +277,17 @@ impl Rows {
             values = values.slice_assign([0..batch, 0..heads, 0..old, 0..width], old_values);
         }
         self.buffers = Some((keys, values));
-        self.slots.resize(batch, Slots::default());
+        self.resize(batch);
         self.slots.iter_mut().for_each(|row| row.grow(slots));
+    }
+
+    /// Makes it `batch` rows, the new ones empty.
+    fn resize(&mut self, batch: usize) {
+        let new = || match self.window {
+            Some(_) => Slots::anchored(),
+            None => Slots::default(),
+        };
+        self.slots.resize_with(batch, new);
     }
 }
 

@@ -52,6 +52,19 @@ impl ModelShape {
         self.windows.len()
     }
 
+    /// Whether a layer has a window.
+    pub(crate) fn slides(&self, layer: usize) -> bool {
+        self.windows.get(layer).is_some_and(Option::is_some)
+    }
+
+    /// Number of layers that show all keys.
+    fn full_layers(&self) -> usize {
+        self.windows
+            .iter()
+            .filter(|window| window.is_none())
+            .count()
+    }
+
     /// Of the positions each batch row holds at `layer`, those that the query after its last token
     /// sees.
     pub(crate) fn readable(
@@ -114,9 +127,17 @@ impl ModelShape {
         2 * self.kv_width() * self.layers() * self.dtype.size()
     }
 
-    /// Bytes of one token's residual rows, one entering every layer.
+    /// Bytes of one token's keys and values in the layers that show all keys: what a token costs that
+    /// has left every window.
+    #[must_use]
+    pub fn keys_values_per_old_token(&self) -> usize {
+        2 * self.kv_width() * self.full_layers() * self.dtype.size()
+    }
+
+    /// Bytes of one token's residual rows, one entering every layer that shows all keys: what
+    /// [`Floor::Residuals`](crate::cache::Floor::Residuals) keeps of it.
     #[must_use]
     pub fn residuals_per_token(&self) -> usize {
-        self.hidden * self.layers() * self.dtype.size()
+        self.hidden * self.full_layers() * self.dtype.size()
     }
 }

@@ -2,15 +2,33 @@
 
 use std::ops::Range;
 
-use crate::positions::Positions;
+use crate::{exact::PIECE, positions::Positions};
 
-/// The slots of one batch row. Tokens take the lowest free slots.
+/// The slots of one batch row.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Slots {
     held: Vec<usize>,
     used: usize,
-    /// Below this no slot is free.
-    full_below: usize,
+    placement: Placement,
+}
+
+/// Where a token goes.
+#[derive(Debug, Clone, Copy)]
+enum Placement {
+    /// Into the lowest free slot.
+    Lowest {
+        /// Below this no slot is free.
+        full_below: usize,
+    },
+    /// Into the slot its position has, counted from `base`, the start of a piece. There is none while
+    /// nothing is held.
+    Anchored { base: Option<usize> },
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::Lowest { full_below: 0 }
+    }
 }
 
 /// Consecutive tokens that go into consecutive slots.
@@ -22,25 +40,52 @@ pub(crate) struct Run {
 }
 
 impl Slots {
+    /// Slots that stand for positions: congruent to them modulo the piece, and in their order.
+    pub(crate) fn anchored() -> Self {
+        Self {
+            placement: Placement::Anchored { base: None },
+            ..Self::default()
+        }
+    }
+
     /// Makes it `slots` slots, the new ones free.
     pub(crate) fn grow(&mut self, slots: usize) {
         self.held.resize(slots, Positions::EMPTY);
     }
 
+    /// How many slots there must be to take these positions in.
+    pub(crate) fn needed(&self, positions: &[usize]) -> usize {
+        let mut new = positions.iter().filter(|&&p| p != Positions::EMPTY);
+        match self.placement {
+            Placement::Lowest { .. } => self.used + new.count(),
+            Placement::Anchored { base } => new.next().map_or(0, |&first| {
+                let last = new.next_back().unwrap_or(&first);
+                last + 1 - base.unwrap_or_else(|| anchor(first))
+            }),
+        }
+    }
+
     /// Gives every position its slot, pads left out, and answers where each stretch of tokens goes.
     ///
     /// # Panics
-    /// If too few slots are free.
+    /// If there are too few slots.
     pub(crate) fn take(&mut self, positions: &[usize]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (from, &position) in positions.iter().enumerate() {
             if position == Positions::EMPTY {
                 continue;
             }
-            while self.held[self.full_below] != Positions::EMPTY {
-                self.full_below += 1;
-            }
-            let to = self.full_below;
+            let to = match &mut self.placement {
+                Placement::Lowest { full_below } => {
+                    while self.held[*full_below] != Positions::EMPTY {
+                        *full_below += 1;
+                    }
+                    *full_below
+                }
+                Placement::Anchored { base } => {
+                    position - *base.get_or_insert_with(|| anchor(position))
+                }
+            };
             self.held[to] = position;
             self.used += 1;
             match runs.last_mut() {
@@ -51,13 +96,40 @@ impl Slots {
         runs
     }
 
+    /// Frees the slots below position `oldest` and lets the others move down by whole pieces, as far as
+    /// they can. Answers by how many slots they moved.
+    pub(crate) fn slide(&mut self, oldest: usize) -> usize {
+        self.retain(|position| position >= oldest);
+        let Placement::Anchored { base } = &mut self.placement else {
+            return 0;
+        };
+        if self.used == 0 {
+            *base = None;
+        }
+        let Some(base) = base else { return 0 };
+        let moved = anchor(oldest).saturating_sub(*base);
+        *base += moved;
+        let slots = self.held.len();
+        self.held.drain(..moved);
+        self.held.resize(slots, Positions::EMPTY);
+        moved
+    }
+
+    /// The slot behind the last one in use.
+    pub(crate) fn end(&self) -> usize {
+        let last = self.held.iter().rposition(|&p| p != Positions::EMPTY);
+        last.map_or(0, |last| last + 1)
+    }
+
     /// Frees the slots whose position `keep` declines.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
         for (slot, position) in self.held.iter_mut().enumerate() {
             if *position != Positions::EMPTY && !keep(*position) {
                 *position = Positions::EMPTY;
                 self.used -= 1;
-                self.full_below = self.full_below.min(slot);
+                if let Placement::Lowest { full_below } = &mut self.placement {
+                    *full_below = slot.min(*full_below);
+                }
             }
         }
     }
@@ -107,6 +179,11 @@ impl AsRef<[usize]> for Slots {
     fn as_ref(&self) -> &[usize] {
         &self.held
     }
+}
+
+/// Where the piece of a position starts.
+const fn anchor(position: usize) -> usize {
+    position / PIECE * PIECE
 }
 
 #[cfg(test)]
@@ -171,5 +248,23 @@ mod tests {
         assert_eq!((slots.used(), slots.free().pop()), (2, Some(2..3)));
         slots.retain(|position| position == 8);
         assert_eq!((slots.used(), slots.free()), (1, vec![0..1, 2..3]));
+    }
+    #[test]
+    fn an_anchored_slot_stands_for_its_position_and_moves_by_whole_pieces() {
+        let mut slots = Slots::anchored();
+        let positions: Vec<usize> = (PIECE - 2..2 * PIECE + 1).collect();
+        assert_eq!(slots.needed(&positions), 2 * PIECE + 1);
+        slots.grow(3 * PIECE);
+        assert_eq!(slots.take(&positions)[0].to, PIECE - 2);
+        assert_eq!(
+            slots.slide(PIECE - 1),
+            0,
+            "a piece is in use to its last row"
+        );
+        assert_eq!(slots.slide(PIECE + 3), PIECE);
+        assert_eq!((slots.as_ref()[3], slots.end()), (PIECE + 3, PIECE + 1));
+        assert_eq!(slots.needed(&[2 * PIECE + 1]), PIECE + 2);
+        assert_eq!(slots.slide(4 * PIECE), 0, "nothing is left");
+        assert_eq!(slots.take(&[9 * PIECE + 5])[0].to, 5, "anchored anew");
     }
 }

@@ -8,7 +8,8 @@ use crate::{
     memory::MemoryReport,
 };
 
-/// Keeps the newest `size` rows between steps, at their original positions, in every layer.
+/// Keeps the newest `size` rows between steps, at their original positions, in every layer that shows
+/// all keys. A layer with a window keeps what that shows.
 ///
 /// A step sees the rows held and its own; what is older than `size` rows is dropped once the step is
 /// over. So a prompt is attended in full when it comes in one call, and the result may depend on how
@@ -85,16 +86,8 @@ impl CacheBackend for Window {
     /// As [`CacheBackend::truncate`]; refused with [`Irreversible`](CacheError::Irreversible) where
     /// rows that would be held at `to` were dropped.
     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.held.progress.can_truncate(to)?;
-        let dropped = |&length: &usize| length > self.size && to < length && to > 0;
-        let lengths = self.held.progress.lengths();
-        if let Some(row) = lengths.iter().position(dropped) {
-            return Err(CacheError::Irreversible {
-                row,
-                to,
-                oldest: lengths[row],
-            });
-        }
+        let dropped = |length| if length > self.size { length } else { 0 };
+        self.held.can_truncate(to, dropped)?;
         self.held.truncate(to);
         Ok(())
     }

@@ -45,7 +45,24 @@ pub fn scaled(scaling: RopeScaling) -> DecoderConfig {
     config
 }
 
-fn gemma() -> DecoderConfig {
+/// Biases on queries, keys and values.
+pub fn qwen2() -> DecoderConfig {
+    let mut config = config(4, 2);
+    config.qkv_bias = true;
+    config
+}
+
+/// Normed heads, wider than `hidden / heads`.
+pub fn qwen3() -> DecoderConfig {
+    let mut config = config(4, 2);
+    config.qk_norm = true;
+    config.head_dim = 24;
+    config.query_scale = 1.0 / 24f64.sqrt();
+    config
+}
+
+/// A full layer between two with a window of 12, all that Gemma 2 and 3 have.
+pub fn gemma() -> DecoderConfig {
     let mut config = config(4, 2);
     config.head_dim = 24;
     config.query_scale = 0.25;
@@ -104,18 +121,12 @@ fn a_query_head_reads_the_kv_head_of_its_group_however_many_share_one() {
 
 #[test]
 fn qwen2_adds_biases_to_queries_keys_and_values() {
-    let mut config = config(4, 2);
-    config.qkv_bias = true;
-    assert_agrees(&config);
+    assert_agrees(&qwen2());
 }
 
 #[test]
 fn qwen3_norms_each_head_before_rotation_whatever_the_width_of_a_head() {
-    let mut config = config(4, 2);
-    config.qk_norm = true;
-    config.head_dim = 24;
-    config.query_scale = 1.0 / 24f64.sqrt();
-    assert_agrees(&config);
+    assert_agrees(&qwen3());
 }
 
 #[test]

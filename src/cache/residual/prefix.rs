@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, KeysValues, ModelShape, Projection, Replay, TokenIds},
+    cache::{CacheError, KeysValues, ModelShape, Projection, Replay, TokenIds, rows::Rows},
     positions::Positions,
 };
 
@@ -56,6 +56,33 @@ impl Prefix {
             *residual = replay.forward(residual.clone(), positions, keys_values)?;
         }
         Ok(())
+    }
+
+    /// Takes every chunk through a layer with a window, each reading no more than that shows: `reach`
+    /// holds it. Keys and values of every chunk are handed to `take`; `on` says whether the rows go on to
+    /// the next layer. Answers the most bytes that `reach` held.
+    pub(super) fn pass(
+        &mut self,
+        old: &[usize],
+        replay: &dyn Replay,
+        on: bool,
+        reach: &mut Rows,
+        mut take: impl FnMut(&Projection, &Positions),
+    ) -> Result<usize, CacheError> {
+        let mut most = 0;
+        for (chunk, (positions, residual)) in self.0.iter_mut().enumerate() {
+            let before: Vec<usize> = old.iter().map(|&n| n.min(chunk * CHUNK)).collect();
+            let moved = reach.slide(&before);
+            let rows = replay.project(residual.clone(), positions)?;
+            let grown = reach.append(&rows, positions);
+            let (used, free) = reach.bytes();
+            most = most.max(used + free + moved.max(grown));
+            take(&rows, positions);
+            if on {
+                *residual = replay.forward(residual.clone(), positions, &reach.read()?)?;
+            }
+        }
+        Ok(most)
     }
 
     pub(super) fn bytes(&self) -> usize {
