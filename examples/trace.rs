@@ -269,22 +269,17 @@ impl Trace<'_> {
     /// Keys and values as attention read them, rows that read fewer filled up with zeros.
     fn dump(&mut self, index: usize, layer: usize, read: &Read) {
         let config = self.decoder.config();
-        let (heads, width) = (config.kv_heads, config.head_dim);
-        let kept = read.iter().map(Vec::len).max().unwrap_or(0);
+        let width = config.head_dim;
+        let kept = read.iter().flatten().map(Vec::len).max().unwrap_or(0);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for row in read {
-            for head in 0..heads {
-                let part = head * width..(head + 1) * width;
-                for (_, key, value) in row {
-                    keys.extend_from_slice(&key[part.clone()]);
-                    values.extend_from_slice(&value[part.clone()]);
-                }
-                let padding = (kept - row.len()) * width;
-                keys.resize(keys.len() + padding, 0.0);
-                values.resize(values.len() + padding, 0.0);
-            }
+        for rows in read.iter().flatten() {
+            keys.extend(rows.iter().flat_map(|(_, key, _)| key));
+            values.extend(rows.iter().flat_map(|(.., value)| value));
+            let padding = (kept - rows.len()) * width;
+            keys.resize(keys.len() + padding, 0.0);
+            values.resize(values.len() + padding, 0.0);
         }
-        let shape = vec![read.len(), heads, kept, width];
+        let shape = vec![read.len(), config.kv_heads, kept, width];
         self.tensors
             .insert(format!("keys.{index}.{layer}"), (shape.clone(), keys));
         self.tensors
@@ -306,14 +301,18 @@ impl Trace<'_> {
             [shared] => json!(shared),
             heads => json!(heads),
         };
-        let whole =
-            |kept: &Kept, row: usize| kept.row(row).iter().all(|list| list.len() == position[row]);
+        let windows = self.decoder.shape().windows;
+        let whole = |(layer, kept): (usize, &Kept), row: usize| {
+            let next = position[row];
+            let seen = windows[layer].map_or(next, |window| next.min(window.get() - 1));
+            kept.row(row).iter().all(|list| list.len() == seen)
+        };
         let rows = 0..position.len();
         json!({
             "position": position,
             "kept": kept.iter().map(|k| rows.clone().map(|row| lists(k, row)).collect()).collect::<Vec<Vec<_>>>(),
             "memory": memory(&cache.memory(), scratch),
-            "lossless": kept.iter().all(|k| rows.clone().all(|row| whole(k, row))),
+            "lossless": kept.iter().enumerate().all(|k| rows.clone().all(|row| whole(k, row))),
         })
     }
 }

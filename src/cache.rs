@@ -5,9 +5,14 @@
 //! own affair: all rows ([`FullKv`]), the newest ([`Window`]), or the newest and enough to rebuild
 //! the rest ([`ResidualCheckpoint`]).
 
+mod budget;
 mod error;
+mod evicting;
 mod forward;
 mod full_kv;
+mod group;
+mod h2o;
+mod keep;
 mod layered;
 mod progress;
 mod replay;
@@ -15,20 +20,29 @@ mod residual;
 mod rows;
 mod shape;
 mod slots;
+mod snap_kv;
 mod span;
 mod step;
+mod streaming_llm;
+mod tova;
 mod window;
 
 use std::fmt;
 
 pub use self::{
+    budget::Budget,
     error::CacheError,
     full_kv::FullKv,
+    group::Group,
+    h2o::{H2o, H2oConfig},
     replay::Replay,
     residual::{Floor, ResidualCheckpoint, ResidualConfig},
     shape::ModelShape,
+    snap_kv::{Pooling, SnapKv, SnapKvConfig},
     span::{Kept, KeysValues, Projection, Span},
     step::{Step, TokenIds},
+    streaming_llm::{Indexing, StreamingLlm, StreamingLlmConfig},
+    tova::{Tova, TovaConfig},
     window::Window,
 };
 use crate::memory::MemoryReport;
@@ -273,6 +287,8 @@ pub enum Observation {
     Nothing,
     /// For every query head the probability each slot got, added up over the step's queries.
     ColumnSums,
+    /// For every query head the probabilities of the step's last queries, this many of every batch row.
+    LastRows(usize),
 }
 
 /// What attention hands back: what an [`Observation`] asked for.
@@ -282,6 +298,9 @@ pub enum Observed {
     /// `[batch, heads, slots]` in f32, slots as in the answer of
     /// [`keys_values`](CacheBackend::keys_values).
     ColumnSums(Tensor<3>),
+    /// `[batch, heads, rows, slots]` in f32, the newest query of each batch row last; `rows` is what was
+    /// asked for or the tokens of the step, if these are fewer. Batch rows with fewer begin with zeros.
+    LastRows(Tensor<4>),
 }
 
 fn _object_safe(_: &dyn CacheBackend) {}

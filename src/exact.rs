@@ -22,15 +22,17 @@ pub mod conformance;
 mod attention;
 mod linear;
 mod norm;
+mod observed;
 #[cfg(feature = "model")]
 mod pool;
 
 #[cfg(feature = "model")]
 pub(crate) use self::pool::{both, in_pool};
 pub use self::{
-    attention::{Attend, attention, attention_scratch, with_column_sums},
+    attention::{Attend, attention, attention_scratch},
     linear::linear,
     norm::rms_norm,
+    observed::{with_column_sums, with_last_rows},
 };
 
 /// Elements a reduction runs over before its result is added to the others: the length up to which

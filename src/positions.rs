@@ -81,6 +81,20 @@ impl Positions {
         }
     }
 
+    /// `heads` lists for every row, row by row; one for each where its heads agree everywhere.
+    pub(crate) fn from_lists<R: AsRef<[usize]>>(heads: usize, lists: &[R]) -> Self {
+        let mut rows = lists.chunks(heads);
+        if rows.all(|row| row.iter().all(|list| list.as_ref() == row[0].as_ref())) {
+            let first: Vec<&[usize]> = lists.iter().step_by(heads).map(AsRef::as_ref).collect();
+            return Self::from_rows(&first);
+        }
+        Self {
+            rows: lists.len() / heads,
+            heads,
+            ..Self::from_rows(lists)
+        }
+    }
+
     /// Lists that differ between KV heads: `rows[row][head]`. Shorter lists end in
     /// [`EMPTY`](Self::EMPTY).
     ///

@@ -25,6 +25,8 @@ mod loader;
 mod memory;
 #[path = "it/patching.rs"]
 mod patching;
+#[path = "it/policies.rs"]
+mod policies;
 #[path = "it/random.rs"]
 mod random;
 #[path = "it/real.rs"]

@@ -11,11 +11,11 @@ use kv_direct::{
     positions::Positions,
 };
 
-/// One row that attention read: its position, and its key and value, `[kv_heads · head_dim]`.
+/// One row that attention read at one KV head: its position, its key and its value, `[head_dim]`.
 pub(crate) type ReadRow = (usize, Vec<f32>, Vec<f32>);
 
-/// What attention read in one call: for each batch row its rows, positions rising.
-pub(crate) type Read = Vec<Vec<ReadRow>>;
+/// What attention read in one call: for each batch row and KV head its rows, positions rising.
+pub(crate) type Read = Vec<Vec<Vec<ReadRow>>>;
 
 /// Forwards everything and, where it records, keeps what each call of `keys_values` answered, layer by
 /// layer.
@@ -47,19 +47,20 @@ fn copy(answer: &KeysValues) -> Read {
     let rows = |tensor: Tensor<4>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
     let keys = rows(answer.keys().clone().permute([0, 3, 1, 2]));
     let values = rows(answer.values().clone().permute([0, 2, 1, 3]));
+    let of_head = |row: usize, head: usize| {
+        let positions = answer.positions().slots(row, head);
+        let at = |all: &[f32], slot: usize| {
+            all[((row * slots + slot) * heads + head) * width..][..width].to_vec()
+        };
+        let used = (0..slots).filter(|&slot| positions[slot] != Positions::EMPTY);
+        let mut read: Vec<ReadRow> = used
+            .map(|slot| (positions[slot], at(&keys, slot), at(&values, slot)))
+            .collect();
+        read.sort_by_key(|(position, ..)| *position);
+        read
+    };
     (0..batch)
-        .map(|row| {
-            let at = |all: &[f32], slot| {
-                all[(row * slots + slot) * heads * width..][..heads * width].to_vec()
-            };
-            let positions = answer.positions().slots(row, 0);
-            let used = (0..slots).filter(|&slot| positions[slot] != Positions::EMPTY);
-            let mut read: Vec<ReadRow> = used
-                .map(|slot| (positions[slot], at(&keys, slot), at(&values, slot)))
-                .collect();
-            read.sort_by_key(|(position, ..)| *position);
-            read
-        })
+        .map(|row| (0..heads).map(|head| of_head(row, head)).collect())
         .collect()
 }
 

@@ -126,6 +126,27 @@ pub enum CacheError {
         /// The smallest that works.
         smallest: usize,
     },
+    /// A share of the prompt that is none.
+    #[error("{found} is no share of a prompt: it must be above 0 and at most 1")]
+    Ratio {
+        /// The share asked for.
+        found: f64,
+    },
+    /// Pooling needs a middle.
+    #[error("a pooling kernel of {found} has no middle: it must be odd")]
+    Kernel {
+        /// The kernel asked for.
+        found: usize,
+    },
+    /// The window whose queries choose is empty.
+    #[error("a window of 0 queries chooses nothing: the smallest that works is 1")]
+    SnapWindow,
+    /// Keys cannot be re-indexed where a window counts original positions.
+    #[error("keys cannot be re-indexed: layer {layer} has a window over original positions")]
+    Reindexing {
+        /// The layer.
+        layer: usize,
+    },
     /// One residual per layer would hold more than the keys and values it replaces.
     #[error(
         "one residual per layer holds {residuals} bytes a token, the keys and values it replaces \

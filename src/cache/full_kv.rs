@@ -1,15 +1,16 @@
 //! `FullKv`: keeps everything; the reference every other backend is measured against.
 
-use crate::{
-    cache::{
-        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step,
-        layered::Layered,
-    },
-    memory::MemoryReport,
+use crate::cache::{
+    ModelShape,
+    evicting::{Evicting, Policy},
+    forward::backend,
 };
 
 /// Keeps the keys and values of every token in every layer, or of every token that a later one can
 /// still see: a layer with a window holds its window and the rows of the last call.
+///
+/// The last call can always be undone. Truncation further back is refused with
+/// [`Irreversible`](crate::cache::CacheError::Irreversible) where a layer's window has let go of rows.
 ///
 /// # Cost
 /// [`ModelShape::keys_values_per_token`] bytes a token,
@@ -26,54 +27,19 @@ use crate::{
 /// assert_eq!((cache.position(0), cache.memory().total()), (0, 0));
 /// ```
 #[derive(Debug)]
-pub struct FullKv(Layered);
+pub struct FullKv(Evicting<Everything>);
+
+#[derive(Debug, Clone)]
+struct Everything;
+
+impl Policy for Everything {}
 
 impl FullKv {
     /// An empty cache for a model of this shape.
     #[must_use]
     pub fn new(shape: &ModelShape) -> Self {
-        Self(Layered::new(shape))
+        Self(Evicting::new(shape, Everything))
     }
 }
 
-impl CacheBackend for FullKv {
-    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.0.begin(step)
-    }
-
-    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-        self.0.append(layer, &span)
-    }
-
-    fn commit(&mut self) -> Result<(), CacheError> {
-        self.0.progress.commit(&self.0.shape)
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.0.progress.length(row)
-    }
-
-    fn kept(&self, layer: LayerIndex) -> Kept {
-        self.0.kept(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.0.memory()
-    }
-
-    /// As [`CacheBackend::truncate`]. The last call can always be undone; further back is refused with
-    /// [`Irreversible`](CacheError::Irreversible) where a layer's window has let go of rows.
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.0.can_truncate(to, |_| 0)?;
-        self.0.truncate(to);
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    fn fork(&self) -> Box<dyn CacheBackend> {
-        Box::new(Self(self.0.clone()))
-    }
-}
+backend!(FullKv);

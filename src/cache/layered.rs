@@ -3,10 +3,7 @@
 //! Layers with a window look after themselves here, so that a policy is about the others alone.
 
 use crate::{
-    cache::{
-        CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, progress::Progress,
-        rows::Rows,
-    },
+    cache::{CacheError, Kept, LayerIndex, ModelShape, Span, Step, progress::Progress, rows::Rows},
     memory::MemoryReport,
 };
 
@@ -20,8 +17,12 @@ pub(crate) struct Layered {
 }
 
 impl Layered {
-    pub(crate) fn new(shape: &ModelShape) -> Self {
-        let layers = shape.windows.iter().map(|&window| Rows::new(window));
+    /// Empty; in layers without a window each KV head may hold other rows where `per_head` says so.
+    pub(crate) fn new(shape: &ModelShape, per_head: bool) -> Self {
+        let layers = shape.windows.iter().map(|&window| match window {
+            None if per_head => Rows::per_head(shape.kernels.kv_heads),
+            window => Rows::new(window),
+        });
         Self {
             shape: shape.clone(),
             progress: Progress::default(),
@@ -42,28 +43,28 @@ impl Layered {
         Ok(())
     }
 
-    /// Stores the span and answers all rows of its layer.
-    pub(crate) fn append(
-        &mut self,
-        layer: LayerIndex,
-        span: &Span<'_>,
-    ) -> Result<KeysValues, CacheError> {
+    /// Stores the span in its layer, the next one that is due.
+    pub(crate) fn store(&mut self, layer: LayerIndex, span: &Span<'_>) -> Result<(), CacheError> {
         self.progress.layer(layer, span, &self.shape)?;
-        let rows = &mut self.layers[layer.index()];
-        let moved = rows.append(span.projection, span.positions);
-        let answer = rows.read();
+        let moved = self.layers[layer.index()].append(span.projection, span.positions);
         self.peak = self.peak.max(moved + self.memory().total());
-        answer
+        Ok(())
     }
 
-    /// In layers without a window, drops the rows whose position `keep(row, position)` declines, and
-    /// gives back what is not needed for the rest.
+    /// Lets `drop` free slots of a layer, and gives back what is not needed for the rest.
+    pub(crate) fn evict(&mut self, layer: usize, drop: impl FnOnce(&mut Rows)) {
+        let held = self.memory().total();
+        drop(&mut self.layers[layer]);
+        let moved = self.layers[layer].shrink();
+        self.peak = self.peak.max(held + moved);
+    }
+
+    /// In layers without a window, drops the rows whose position `keep(row, position)` declines.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
-        for layer in (0..self.layers.len()).filter(|&layer| !self.shape.slides(layer)) {
-            let held = self.memory().total();
-            self.layers[layer].retain(&keep);
-            let moved = self.layers[layer].shrink();
-            self.peak = self.peak.max(held + moved);
+        for layer in 0..self.layers.len() {
+            if !self.shape.slides(layer) {
+                self.evict(layer, |rows| rows.retain(&keep));
+            }
         }
     }
 
@@ -83,11 +84,11 @@ impl Layered {
     }
 
     /// Checks that a truncation makes sense, that no layer with a window has let go of what it needs,
-    /// and that no row gets shorter than `oldest(length)`, where a policy let go.
+    /// and that no batch row gets shorter than `oldest(row, length)`, where a policy let go.
     pub(crate) fn can_truncate(
         &self,
         to: usize,
-        oldest: impl Fn(usize) -> usize,
+        oldest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
         Rows::reachable(&self.layers, self.progress.lengths(), to, oldest)
@@ -108,6 +109,10 @@ impl Layered {
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Self::new(&self.shape);
+        self.progress = Progress::default();
+        self.layers
+            .iter_mut()
+            .for_each(|rows| *rows = rows.emptied());
+        self.peak = 0;
     }
 }

@@ -222,7 +222,7 @@ impl CacheBackend for ResidualCheckpoint {
         };
         let all = lengths
             .iter()
-            .map(|&length| (0..length).collect())
+            .map(|&length| vec![(0..length).collect()])
             .collect();
         self.shape.readable(layer, lengths, all)
     }
@@ -255,7 +255,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.clear();
             return Ok(());
         }
-        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_| 0) {
+        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0) {
             if self.floor == Floor::Residuals {
                 return Err(refused);
             }

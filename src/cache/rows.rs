@@ -3,7 +3,7 @@
 
 mod sliding;
 
-use std::{fmt, num::NonZeroUsize};
+use std::{fmt, num::NonZeroUsize, ops::Range};
 
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -25,8 +25,10 @@ pub(crate) struct Rows {
     /// `[batch, kv_heads, head_dim, slots]` and `[batch, kv_heads, slots, head_dim]`. A value that
     /// leaves this struct is a second handle: appends copy until it is dropped.
     buffers: Option<(Tensor<4>, Tensor<4>)>,
-    /// By batch row.
+    /// By batch row and, where KV heads differ, by head within it.
     slots: Vec<Slots>,
+    /// KV heads, where each may hold other rows.
+    per_head: Option<usize>,
     /// The most slots ever needed, where that is known: buffers then grow to it and not beyond.
     limit: Option<usize>,
     /// The layer's window.
@@ -62,10 +64,19 @@ impl Rows {
         }
     }
 
+    /// Rows of which each of `kv_heads` heads may hold others.
+    pub(crate) fn per_head(kv_heads: usize) -> Self {
+        Self {
+            per_head: Some(kv_heads),
+            ..Self::default()
+        }
+    }
+
     /// The same kind of rows, none of them held.
     pub(crate) fn emptied(&self) -> Self {
         Self {
             limit: self.limit,
+            per_head: self.per_head,
             ..Self::new(self.window)
         }
     }
@@ -85,11 +96,12 @@ impl Rows {
     /// Stores every row of `new` that has a position, in place unless the buffers must grow. Answers
     /// the bytes that were held on top while they grew.
     pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
-        let batch = positions.rows();
-        self.resize(batch);
-        let rows = self.slots.iter().enumerate();
-        let needed = rows
-            .map(|(row, slots)| slots.needed(positions.slots(row, 0)))
+        self.resize(positions.rows());
+        let lists = self.lists();
+        let new_of = |list: usize| positions.slots(list / lists, list % lists);
+        let slots = self.slots.iter().enumerate();
+        let needed = slots
+            .map(|(list, slots)| slots.needed(new_of(list)))
             .max()
             .unwrap_or(0);
         let mut moved = 0;
@@ -107,29 +119,21 @@ impl Rows {
         let Some((mut keys, mut values)) = self.buffers.take() else {
             return moved;
         };
-        let [_, heads, width, _] = keys.dims();
-        let runs: Vec<Vec<Run>> = self
-            .slots
-            .iter_mut()
-            .enumerate()
-            .map(|(row, slots)| slots.take(positions.slots(row, 0)))
+        let [_, kv_heads, width, _] = keys.dims();
+        let slots = self.slots.iter_mut().enumerate();
+        let runs: Vec<Vec<Run>> = slots
+            .map(|(list, slots)| slots.take(new_of(list)))
             .collect();
-        let together = runs.iter().all(|row| *row == runs[0]);
-        for (row, runs) in runs
-            .iter()
-            .enumerate()
-            .take(if together { 1 } else { batch })
-        {
-            let rows = if together { 0..batch } else { row..row + 1 };
-            for &Run { from, to, len } in runs {
+        for (rows, heads, list) in parts(&runs, lists, kv_heads) {
+            for &Run { from, to, len } in &runs[list] {
                 let part = |tensor: &Tensor<4>| {
                     tensor
                         .clone()
-                        .slice([rows.clone(), 0..heads, from..from + len])
+                        .slice([rows.clone(), heads.clone(), from..from + len])
                 };
-                let at = [rows.clone(), 0..heads, 0..width, to..to + len];
+                let at = [rows.clone(), heads.clone(), 0..width, to..to + len];
                 keys = keys.slice_assign(at, part(&new.keys).swap_dims(2, 3));
-                let at = [rows.clone(), 0..heads, to..to + len, 0..width];
+                let at = [rows.clone(), heads.clone(), to..to + len, 0..width];
                 values = values.slice_assign(at, part(&new.values));
             }
         }
@@ -147,7 +151,7 @@ impl Rows {
         let [batch, heads, width, slots] = keys.dims();
         let whole = slots.next_multiple_of(PIECE);
         if whole == slots {
-            return KeysValues::new(keys, values, Positions::from_rows(&self.slots));
+            return KeysValues::new(keys, values, self.positions(&self.slots));
         }
         let options = (&keys.device(), keys.dtype());
         let keys = Tensor::zeros([batch, heads, width, whole], options)
@@ -156,28 +160,77 @@ impl Rows {
             .slice_assign([0..batch, 0..heads, 0..slots, 0..width], values);
         let mut padded = self.slots.clone();
         padded.iter_mut().for_each(|row| row.grow(whole));
-        KeysValues::new(keys, values, Positions::from_rows(&padded))
+        KeysValues::new(keys, values, self.positions(&padded))
+    }
+
+    /// What the slots of these lists hold; one list for each batch row where its heads agree.
+    fn positions<R: AsRef<[usize]>>(&self, of: &[R]) -> Positions {
+        Positions::from_lists(self.lists(), of)
+    }
+
+    /// Lists of slots that a batch row has.
+    const fn lists(&self) -> usize {
+        match self.per_head {
+            Some(kv_heads) => kv_heads,
+            None => 1,
+        }
     }
 
     /// A copy of the rows held, in rising order of their positions.
     pub(crate) fn ordered(&self) -> Option<(Projection, Positions)> {
         let (keys, values) = self.buffers.as_ref()?;
-        let positions =
-            Positions::from_rows(&self.slots.iter().map(Slots::kept).collect::<Vec<_>>());
+        let kept: Vec<Vec<usize>> = self.slots.iter().map(Slots::kept).collect();
+        let positions = self.positions(&kept);
         if positions.width() == 0 {
             return None;
         }
         let order: Vec<Vec<usize>> = self.slots.iter().map(Slots::rising).collect();
-        let (keys, values) = select(keys, values, &order, positions.width());
+        let (keys, values) = select(keys, values, &order, self.lists(), positions.width());
         Some((Projection::new(keys.swap_dims(2, 3), values), positions))
     }
 
     /// Frees the slots whose position `keep(row, position)` declines. What they store stays, finite
     /// and unseen.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
-        for (row, slots) in self.slots.iter_mut().enumerate() {
-            slots.retain(|position| keep(row, position));
+        let lists = self.lists();
+        for (list, slots) in self.slots.iter_mut().enumerate() {
+            slots.retain(|position| keep(list / lists, position));
         }
+    }
+
+    /// Every list of slots, with its batch row and its head (0 where heads do not differ).
+    pub(crate) fn lists_mut(&mut self) -> impl Iterator<Item = (usize, usize, &mut Slots)> {
+        let lists = self.lists();
+        let slots = self.slots.iter_mut().enumerate();
+        slots.map(move |(list, slots)| (list / lists, list % lists, slots))
+    }
+
+    /// A copy of the keys in the first slots of a batch row: `[1, kv_heads, count, head_dim]`.
+    ///
+    /// # Panics
+    /// If there are fewer slots.
+    pub(crate) fn first_keys(&self, row: usize, count: usize) -> Tensor<4> {
+        let (keys, _) = self.buffers.as_ref().expect("rows were stored");
+        let [_, kv_heads, width, _] = keys.dims();
+        let copy = Tensor::zeros([1, kv_heads, count, width], (&keys.device(), keys.dtype()));
+        let first = keys
+            .clone()
+            .slice([row..row + 1, 0..kv_heads, 0..width, 0..count]);
+        // Not a view of the buffer: that would be a second handle.
+        copy.slice_assign(
+            [0..1, 0..kv_heads, 0..count, 0..width],
+            first.swap_dims(2, 3),
+        )
+    }
+
+    /// Overwrites the keys in the first slots of a batch row, in place.
+    pub(crate) fn set_first_keys(&mut self, row: usize, new: Tensor<4>) {
+        let Some((keys, values)) = self.buffers.take() else {
+            return;
+        };
+        let [_, kv_heads, count, width] = new.dims();
+        let at = [row..row + 1, 0..kv_heads, 0..width, 0..count];
+        self.buffers = Some((keys.slice_assign(at, new.swap_dims(2, 3)), values));
     }
 
     /// Overwrites free slots with zeros: what a taken-back call left there may not be finite.
@@ -185,11 +238,14 @@ impl Rows {
         let Some((mut keys, mut values)) = self.buffers.take() else {
             return;
         };
-        let [_, heads, width, _] = keys.dims();
-        for (row, slots) in self.slots.iter().enumerate() {
-            for free in slots.free() {
-                keys = keys.slice_fill([row..row + 1, 0..heads, 0..width, free.clone()], 0.0f32);
-                values = values.slice_fill([row..row + 1, 0..heads, free, 0..width], 0.0f32);
+        let [_, kv_heads, width, _] = keys.dims();
+        let unused: Vec<_> = self.slots.iter().map(Slots::unused).collect();
+        for (rows, heads, list) in parts(&unused, self.lists(), kv_heads) {
+            for free in &unused[list] {
+                let at = [rows.clone(), heads.clone(), 0..width, free.clone()];
+                keys = keys.slice_fill(at, 0.0f32);
+                let at = [rows.clone(), heads.clone(), free.clone(), 0..width];
+                values = values.slice_fill(at, 0.0f32);
             }
         }
         self.buffers = Some((keys, values));
@@ -209,22 +265,33 @@ impl Rows {
         }
         let (used, _) = self.bytes();
         let held = self.ordered();
-        *self = self.emptied();
+        let old = std::mem::replace(self, self.emptied()).slots;
         if let Some((rows, positions)) = held {
             self.grow(slots, &rows.keys);
             self.append(&rows, &positions);
+            let lists = self.slots.iter_mut().zip(&old);
+            lists.for_each(|(new, old)| new.inherit(old));
         }
         used
     }
 
-    /// Positions held, rising.
-    pub(crate) fn kept(&self) -> Vec<Vec<usize>> {
-        self.slots.iter().map(Slots::kept).collect()
+    /// Positions held, rising, by batch row and, where they differ, by KV head.
+    pub(crate) fn kept(&self) -> Vec<Vec<Vec<usize>>> {
+        let rows = self.slots.chunks(self.lists());
+        let rows = rows.map(|row| row.iter().map(Slots::kept).collect());
+        let mut rows: Vec<Vec<Vec<usize>>> = rows.collect();
+        if rows
+            .iter()
+            .all(|row| row.iter().all(|list| *list == row[0]))
+        {
+            rows.iter_mut().for_each(|row| row.truncate(1));
+        }
+        rows
     }
 
-    /// Rows held in one batch row.
+    /// Rows held in one batch row, by its first head.
     pub(crate) fn used(&self, row: usize) -> usize {
-        self.slots.get(row).map_or(0, Slots::used)
+        self.slots.get(row * self.lists()).map_or(0, Slots::used)
     }
 
     /// Slots of the buffers.
@@ -232,25 +299,27 @@ impl Rows {
         self.buffers.as_ref().map_or(0, |(keys, _)| keys.dims()[3])
     }
 
-    /// Bytes of the rows in use, and of all that is held beside them.
+    /// Bytes of the rows in use, and of all that is held beside them, scores left out.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let Some((keys, _)) = &self.buffers else {
             return (0, 0);
         };
-        let [batch, heads, width, capacity] = keys.dims();
-        let row = 2 * heads * width * keys.dtype().size();
+        let [_, kv_heads, width, capacity] = keys.dims();
+        let row = 2 * kv_heads / self.lists() * width * keys.dtype().size();
         let used: usize = self.slots.iter().map(Slots::used).sum();
         let lists: usize = self.slots.iter().map(Slots::bytes).sum();
-        (row * used, row * (batch * capacity - used) + lists)
+        let slots = self.slots.len() * capacity;
+        (row * used, row * (slots - used) + lists)
     }
 
-    /// [`bytes`](Self::bytes) of all layers, as the parts of a report.
+    /// [`bytes`](Self::bytes) of all layers, and their scores, as the parts of a report.
     pub(crate) fn report(layers: &[Self]) -> MemoryReport {
         let mut report = MemoryReport::default();
         for rows in layers {
             let (used, reserved) = rows.bytes();
             report.keys_values += used;
             report.reserved += reserved;
+            report.scores += rows.slots.iter().map(Slots::score_bytes).sum::<usize>();
         }
         report
     }
@@ -287,43 +356,70 @@ impl Rows {
             Some(_) => Slots::anchored(),
             None => Slots::default(),
         };
-        self.slots.resize_with(batch, new);
+        self.slots.resize_with(batch * self.lists(), new);
     }
 }
 
-/// Gathers slots in the order given for each batch row, shorter rows filled up with slot 0.
+/// The parts of a batch that are treated alike: its rows, its KV heads, and the list that stands for
+/// them all. `of` has an entry for each of `lists` lists of every batch row.
+fn parts<T: PartialEq>(
+    of: &[T],
+    lists: usize,
+    kv_heads: usize,
+) -> Vec<(Range<usize>, Range<usize>, usize)> {
+    let batch = of.len() / lists;
+    if of.iter().all(|one| *one == of[0]) {
+        return vec![(0..batch, 0..kv_heads, 0)];
+    }
+    let each = of.chunks(lists).enumerate().flat_map(|(row, of)| {
+        let alike = of.iter().all(|one| *one == of[0]);
+        let count = if alike { 1 } else { lists };
+        (0..count).map(move |head| {
+            let heads = if alike { 0..kv_heads } else { head..head + 1 };
+            (row..row + 1, heads, row * lists + head)
+        })
+    });
+    each.collect()
+}
+
+/// Gathers slots in the order given for each list, shorter ones filled up with zeros.
 fn select(
     keys: &Tensor<4>,
     values: &Tensor<4>,
     order: &[Vec<usize>],
+    lists: usize,
     width: usize,
 ) -> (Tensor<4>, Tensor<4>) {
-    let index = |order: &[usize]| {
-        let mut index: Vec<i64> = order.iter().map(|&slot| slot as i64).collect();
-        index.resize(width, 0);
-        Tensor::<1, Int>::from_data(TensorData::new(index, [width]), &keys.device())
+    let [batch, kv_heads, head_dim, _] = keys.dims();
+    let options = (&keys.device(), keys.dtype());
+    let slots = |list: &[usize]| {
+        let index: Vec<i64> = list.iter().map(|&slot| slot as i64).collect();
+        Tensor::<1, Int>::from_data(TensorData::new(index, [list.len()]), &keys.device())
     };
-    if order.iter().all(|row| *row == order[0]) {
-        let index = index(&order[0]);
+    let parts = parts(order, lists, kv_heads);
+    if parts.len() == 1 {
+        let index = slots(&order[0]);
         return (
             keys.clone().select(3, index.clone()),
             values.clone().select(2, index),
         );
     }
-    let (keys, values) = order
-        .iter()
-        .enumerate()
-        .map(|(row, order)| {
-            let index = index(order);
-            let keys = keys
-                .clone()
-                .slice_dim(0, row..row + 1)
-                .select(3, index.clone());
-            (
-                keys,
-                values.clone().slice_dim(0, row..row + 1).select(2, index),
-            )
-        })
-        .unzip();
-    (Tensor::cat(keys, 0), Tensor::cat(values, 0))
+    let mut all = (
+        Tensor::zeros([batch, kv_heads, head_dim, width], options),
+        Tensor::zeros([batch, kv_heads, width, head_dim], options),
+    );
+    for (rows, heads, list) in parts {
+        let count = order[list].len();
+        if count == 0 {
+            continue;
+        }
+        let index = slots(&order[list]);
+        let of = |tensor: &Tensor<4>| tensor.clone().slice([rows.clone(), heads.clone()]);
+        let at = [rows.clone(), heads.clone(), 0..head_dim, 0..count];
+        let picked = of(keys).select(3, index.clone());
+        all.0 = all.0.slice_assign(at, picked);
+        let at = [rows.clone(), heads.clone(), 0..count, 0..head_dim];
+        all.1 = all.1.slice_assign(at, of(values).select(2, index));
+    }
+    all
 }

@@ -71,14 +71,15 @@ impl ModelShape {
         &self,
         layer: LayerIndex,
         lengths: &[usize],
-        held: Vec<Vec<usize>>,
+        mut held: Vec<Vec<Vec<usize>>>,
     ) -> Kept {
         let window = self.windows.get(layer.index()).copied().flatten();
-        let seen = |(mut row, &next): (Vec<usize>, &usize)| {
-            row.retain(|&position| visible(next, position, window));
-            row
-        };
-        Kept::shared(held.into_iter().zip(lengths).map(seen).collect())
+        for (row, &next) in held.iter_mut().zip(lengths) {
+            for list in &mut *row {
+                list.retain(|&position| visible(next, position, window));
+            }
+        }
+        Kept::per_head(held)
     }
 
     /// Checks that the sizes are those of a model.

@@ -10,6 +10,8 @@ pub(crate) struct Slots {
     held: Vec<usize>,
     used: usize,
     placement: Placement,
+    /// What a policy thinks of each slot; as long as `held`, or empty where no policy scores.
+    scores: Vec<f32>,
 }
 
 /// Where a token goes.
@@ -88,12 +90,53 @@ impl Slots {
             };
             self.held[to] = position;
             self.used += 1;
+            if let Some(score) = self.scores.get_mut(to) {
+                *score = 0.0;
+            }
             match runs.last_mut() {
                 Some(run) if run.from + run.len == from && run.to + run.len == to => run.len += 1,
                 _ => runs.push(Run { from, to, len: 1 }),
             }
         }
         runs
+    }
+
+    /// Adds to the score of every slot, those not scored so far starting from 0.
+    pub(crate) fn add_scores(&mut self, more: impl Iterator<Item = f32>) {
+        self.scores.resize(self.held.len(), 0.0);
+        for (score, more) in self.scores.iter_mut().zip(more) {
+            *score += more;
+        }
+    }
+
+    /// The score of every slot; empty where none was ever given.
+    pub(crate) fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+
+    /// Gives the scores of `from`'s slots in use, in rising order of their positions, to slots that hold
+    /// the same positions in rising order.
+    pub(crate) fn inherit(&mut self, from: &Self) {
+        if from.scores.is_empty() {
+            return;
+        }
+        let old = from.rising().into_iter().map(|slot| from.scores[slot]);
+        self.scores = vec![0.0; self.held.len()];
+        for (slot, score) in self.rising().into_iter().zip(old) {
+            self.scores[slot] = score;
+        }
+    }
+
+    /// Frees one slot.
+    pub(crate) fn free_slot(&mut self, slot: usize) {
+        if self.held[slot] == Positions::EMPTY {
+            return;
+        }
+        self.held[slot] = Positions::EMPTY;
+        self.used -= 1;
+        if let Placement::Lowest { full_below } = &mut self.placement {
+            *full_below = slot.min(*full_below);
+        }
     }
 
     /// Frees the slots below position `oldest` and lets the others move down by whole pieces, as far as
@@ -123,13 +166,9 @@ impl Slots {
 
     /// Frees the slots whose position `keep` declines.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
-        for (slot, position) in self.held.iter_mut().enumerate() {
-            if *position != Positions::EMPTY && !keep(*position) {
-                *position = Positions::EMPTY;
-                self.used -= 1;
-                if let Placement::Lowest { full_below } = &mut self.placement {
-                    *full_below = slot.min(*full_below);
-                }
+        for slot in 0..self.held.len() {
+            if self.held[slot] != Positions::EMPTY && !keep(self.held[slot]) {
+                self.free_slot(slot);
             }
         }
     }
@@ -152,7 +191,7 @@ impl Slots {
     }
 
     /// The free slots, stretch by stretch.
-    pub(crate) fn free(&self) -> Vec<Range<usize>> {
+    pub(crate) fn unused(&self) -> Vec<Range<usize>> {
         let mut free: Vec<Range<usize>> = Vec::new();
         for slot in (0..self.held.len()).filter(|&slot| self.held[slot] == Positions::EMPTY) {
             match free.last_mut() {
@@ -168,9 +207,14 @@ impl Slots {
         self.used
     }
 
-    /// Bytes of the list.
+    /// Bytes of the list, its scores left out.
     pub(crate) const fn bytes(&self) -> usize {
         self.held.len() * size_of::<usize>()
+    }
+
+    /// Bytes of the scores.
+    pub(crate) const fn score_bytes(&self) -> usize {
+        self.scores.len() * size_of::<f32>()
     }
 }
 
@@ -245,9 +289,9 @@ mod tests {
                 }
             ]
         );
-        assert_eq!((slots.used(), slots.free().pop()), (2, Some(2..3)));
+        assert_eq!((slots.used(), slots.unused().pop()), (2, Some(2..3)));
         slots.retain(|position| position == 8);
-        assert_eq!((slots.used(), slots.free()), (1, vec![0..1, 2..3]));
+        assert_eq!((slots.used(), slots.unused()), (1, vec![0..1, 2..3]));
     }
     #[test]
     fn an_anchored_slot_stands_for_its_position_and_moves_by_whole_pieces() {

@@ -1,11 +1,9 @@
 //! `Window`: keeps the newest rows and drops the rest; the plainest lossy policy.
 
-use crate::{
-    cache::{
-        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step,
-        layered::Layered,
-    },
-    memory::MemoryReport,
+use crate::cache::{
+    CacheError, ModelShape,
+    evicting::{Evicting, Policy},
+    forward::backend,
 };
 
 /// Keeps the newest `size` rows between steps, at their original positions, in every layer that shows
@@ -30,9 +28,17 @@ use crate::{
 /// assert_eq!(refused.to_string(), "a budget of 0 rows is too small: the smallest that works is 1");
 /// ```
 #[derive(Debug)]
-pub struct Window {
-    held: Layered,
+pub struct Window(Evicting<Newest>);
+
+#[derive(Debug, Clone)]
+struct Newest {
     size: usize,
+}
+
+impl Policy for Newest {
+    fn stays(&self, position: usize, length: usize, _: Option<usize>) -> bool {
+        position >= length.saturating_sub(self.size)
+    }
 }
 
 impl Window {
@@ -47,59 +53,8 @@ impl Window {
                 smallest: 1,
             });
         }
-        Ok(Self {
-            held: Layered::new(shape),
-            size,
-        })
+        Ok(Self(Evicting::new(shape, Newest { size })))
     }
 }
 
-impl CacheBackend for Window {
-    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.held.begin(step)
-    }
-
-    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-        self.held.append(layer, &span)
-    }
-
-    fn commit(&mut self) -> Result<(), CacheError> {
-        self.held.progress.commit(&self.held.shape)?;
-        let oldest = |length: &usize| length.saturating_sub(self.size);
-        let oldest: Vec<usize> = self.held.progress.lengths().iter().map(oldest).collect();
-        self.held.retain(|row, position| position >= oldest[row]);
-        Ok(())
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.held.progress.length(row)
-    }
-
-    fn kept(&self, layer: LayerIndex) -> Kept {
-        self.held.kept(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.held.memory()
-    }
-
-    /// As [`CacheBackend::truncate`]; refused with [`Irreversible`](CacheError::Irreversible) where
-    /// rows that would be held at `to` were dropped.
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        let dropped = |length| if length > self.size { length } else { 0 };
-        self.held.can_truncate(to, dropped)?;
-        self.held.truncate(to);
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.held.clear();
-    }
-
-    fn fork(&self) -> Box<dyn CacheBackend> {
-        Box::new(Self {
-            held: self.held.clone(),
-            size: self.size,
-        })
-    }
-}
+backend!(Window);

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, ops::Range};
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use super::PIECE;
 use crate::positions::{Positions, visible};
@@ -100,63 +100,6 @@ pub fn attention(
     )
 }
 
-/// [`attention`], and for every query head the probabilities that all queries of the call gave to
-/// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
-///
-/// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
-///
-/// # Shapes
-/// As [`attention`]; the sums `[batch, heads, slots]`.
-///
-/// # Panics
-/// As [`attention`].
-#[must_use]
-pub fn with_column_sums(
-    query: Tensor<4>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
-    queries: &Positions,
-    positions: &Positions,
-    attend: &Attend,
-) -> (Tensor<3>, Tensor<3>) {
-    let [batch, kv_heads, _, slots] = keys.dims();
-    let heads = query.dims()[1];
-    let options = (&query.device(), DType::F32);
-    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], options);
-    let out = run(
-        query,
-        keys,
-        values,
-        queries,
-        positions,
-        attend,
-        |block, seen, weights, total| {
-            let tokens = block.len();
-            let real: Vec<f32> = (0..batch)
-                .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
-                .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
-                .collect();
-            let real = Tensor::<5>::from_data(
-                TensorData::new(real, [batch, 1, 1, tokens, 1]),
-                (&sums.device(), DType::F32),
-            );
-            let [_, _, _, width] = weights.dims();
-            let probabilities = (weights / total).cast(DType::F32).reshape([
-                batch,
-                kv_heads,
-                heads / kv_heads,
-                tokens,
-                width,
-            ]) * real;
-            let column = probabilities.sum_dim(3).squeeze_dim::<4>(3);
-            let ranges = [0..batch, 0..kv_heads, 0..heads / kv_heads, seen];
-            let before = sums.clone().slice(ranges.clone());
-            sums.inplace(|sums| sums.slice_assign(ranges, before + column));
-        },
-    );
-    (out, sums.reshape([batch, heads, slots]))
-}
-
 /// Bytes of temporaries that [`attention`] holds for the scores of its largest block.
 #[must_use]
 pub fn attention_scratch(
@@ -178,7 +121,7 @@ const TILE: usize = 64;
 
 /// Attention block by block. `seen` is given each block of queries, the slots it reads, the
 /// exponentials `[batch, kv_heads, group · queries, slots read]` and their sums `[.., 1]`.
-fn run(
+pub(super) fn run(
     query: Tensor<4>,
     keys: &Tensor<4>,
     values: &Tensor<4>,

@@ -8,7 +8,7 @@ use crate::{
         CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection, Span,
         Step,
     },
-    exact::{attention, both, rms_norm, with_column_sums},
+    exact::{attention, both, rms_norm, with_column_sums, with_last_rows},
     positions::Positions,
 };
 
@@ -104,6 +104,14 @@ impl Attention {
                     with_column_sums(query, keys, values, positions, slots, &view.attend());
                 drop(keys_values);
                 cache.observe(layer, Observed::ColumnSums(sums))?;
+                mixed
+            }
+            Observation::LastRows(last) => {
+                let attend = view.attend();
+                let (mixed, rows) =
+                    with_last_rows(query, keys, values, positions, slots, &attend, last);
+                drop(keys_values);
+                cache.observe(layer, Observed::LastRows(rows))?;
                 mixed
             }
         };

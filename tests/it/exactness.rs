@@ -51,7 +51,7 @@ impl Models {
 
 /// Positions and bits of all that was read, row after row.
 fn read_bits(read: &Read) -> (Vec<usize>, Vec<u32>) {
-    let rows = read.iter().flatten();
+    let rows = read.iter().flatten().flatten();
     let positions = rows.clone().map(|(position, ..)| *position).collect();
     let values = rows.flat_map(|(_, key, value)| key.iter().chain(value));
     (positions, values.map(|value| value.to_bits()).collect())

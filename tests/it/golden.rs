@@ -13,14 +13,14 @@ use serde_json::Value;
 
 use crate::recorder::{ReadRow, Recorder};
 
-struct Case {
-    decoder: Decoder,
+pub struct Case {
+    pub decoder: Decoder,
     json: Value,
     tensors: Vec<u8>,
 }
 
 impl Case {
-    fn read(model: &str, case: &str) -> Self {
+    pub fn read(model: &str, case: &str) -> Self {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
             .join("tests/golden")
             .join(model);
@@ -50,12 +50,17 @@ impl Case {
     }
 
     /// Feeds the prompt and then token by token, and compares everything the case holds.
-    fn holds(&self, cache: impl CacheBackend) {
+    pub fn holds(&self, cache: impl CacheBackend) {
         let mut cache = Recorder::new(cache, true);
         let ids: Vec<Vec<u32>> =
             serde_json::from_value(self.json["input_ids"].clone()).expect("ids");
         let prompt = self.json["prompt_len"].as_u64().expect("a number") as usize;
         let expected = self.tensor("logits");
+        // Ties are broken by rounding: the sets then may differ from implementation to implementation.
+        let gap = self.json["min_gap_at_cut"].as_f64();
+        let sure = gap.is_none_or(|gap| gap > 1e-5);
+        // There keys were turned for the step and are compared by the logits they give.
+        let turned = self.json["policy"]["positions"] == "reindex";
         let config = self.decoder.config();
         let (vocab, steps) = (config.vocab, ids[0].len() - prompt + 1);
         for step in 0..steps {
@@ -80,18 +85,18 @@ impl Case {
             }
             for layer in 0..config.layers.len() {
                 let kept = cache.kept(LayerIndex::new(layer));
-                for row in 0..ids.len() {
+                for row in (0..ids.len()).filter(|_| sure) {
                     let expected: Vec<Vec<usize>> = serde_json::from_value(
                         self.json["kept"][step][layer.to_string()][row].clone(),
                     )
                     .expect("kept positions of a step");
-                    let [ours] = kept.row(row) else {
-                        panic!("one list for all heads")
-                    };
-                    assert!(
-                        expected.iter().all(|theirs| theirs == ours),
-                        "kept, step {step}, layer {layer}"
-                    );
+                    for (head, theirs) in expected.iter().enumerate() {
+                        assert_eq!(
+                            of_head(kept.row(row), head),
+                            theirs,
+                            "kept, step {step}, layer {layer}, head {head}"
+                        );
+                    }
                 }
             }
         }
@@ -101,22 +106,27 @@ impl Case {
             let kept = cache.kept(LayerIndex::new(layer));
             let [keys, values] = ["k", "v"].map(|name| self.tensor(&format!("{name}.{layer}")));
             let (mut our_keys, mut our_values) = (Vec::new(), Vec::new());
-            for (row, read) in read.iter().enumerate() {
-                let held: Vec<&ReadRow> = read
-                    .iter()
-                    .filter(|(position, ..)| kept.row(row)[0].contains(position))
-                    .collect();
-                assert_eq!(held.len(), kept.row(row)[0].len(), "what is kept was read");
-                for head in 0..config.kv_heads {
-                    let width = head * config.head_dim..(head + 1) * config.head_dim;
-                    our_keys.extend(held.iter().flat_map(|(_, key, _)| &key[width.clone()]));
-                    our_values.extend(held.iter().flat_map(|(.., value)| &value[width.clone()]));
+            for (row, heads) in read.iter().enumerate() {
+                for (head, read) in heads.iter().enumerate() {
+                    let kept = of_head(kept.row(row), head);
+                    let held: Vec<&ReadRow> =
+                        read.iter().filter(|row| kept.contains(&row.0)).collect();
+                    assert_eq!(held.len(), kept.len(), "what is kept was read");
+                    our_keys.extend(held.iter().flat_map(|(_, key, _)| key));
+                    our_values.extend(held.iter().flat_map(|(.., value)| value));
                 }
             }
-            near(&our_keys, &keys, 1e-5, "keys");
+            if !turned {
+                near(&our_keys, &keys, 1e-5, "keys");
+            }
             near(&our_values, &values, 1e-5, "values");
         }
     }
+}
+
+/// The list of a head: its own, or the one that all share.
+fn of_head(lists: &[Vec<usize>], head: usize) -> &Vec<usize> {
+    lists.get(head).unwrap_or(&lists[0])
 }
 
 /// f32 against f32 of another implementation: `bound` covers the order of sums, nothing more.
@@ -130,15 +140,10 @@ fn close(ours: &[f32], theirs: &[f32], bound: f32, what: &str) {
     );
 }
 
-/// As [`close`], relative to values above 1: keys and values reach 10.
+/// As [`close`], absolute and relative together: keys and values reach 10.
 fn near(ours: &[f32], theirs: &[f32], bound: f32, what: &str) {
-    off(
-        ours,
-        theirs,
-        |ours, theirs| (ours - theirs).abs() / theirs.abs().max(1.0),
-        bound,
-        what,
-    );
+    let distance = |ours: f32, theirs: f32| (ours - theirs).abs() / (1.0 + theirs.abs());
+    off(ours, theirs, distance, bound, what);
 }
 
 fn off(ours: &[f32], theirs: &[f32], distance: impl Fn(f32, f32) -> f32, bound: f32, what: &str) {

@@ -71,17 +71,17 @@ impl Rows {
     }
 
     /// Checks that every batch row can be taken back to `to` tokens: in layers with a window, and as far
-    /// as `oldest(length)` says for the others.
+    /// as `oldest(row, length)` says for the others.
     pub(crate) fn reachable(
         layers: &[Self],
         lengths: &[usize],
         to: usize,
-        oldest: impl Fn(usize) -> usize,
+        oldest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
         let shortened = |&(_, &length): &(usize, &usize)| 0 < to && to < length;
         for (row, &length) in lengths.iter().enumerate().filter(shortened) {
             let windows = layers.iter().map(|rows| rows.oldest(row));
-            let oldest = windows.fold(oldest(length), usize::max);
+            let oldest = windows.fold(oldest(row, length), usize::max);
             if to < oldest {
                 return Err(CacheError::Irreversible { row, to, oldest });
             }

@@ -1,0 +1,285 @@
+//! What backends that drop rows share: storage, progress, and when a policy is asked.
+//!
+//! A policy sees the layers that show all keys and no others, and drops rows after the attention of a
+//! step: once a layer's attention was observed, or when the step is committed.
+
+use std::{fmt, ops::Range};
+
+use crate::{
+    cache::{
+        CacheBackend, CacheError, Group, Kept, KeysValues, LayerIndex, ModelShape, Observation,
+        Observed, Span, Step, layered::Layered, rows::Rows,
+    },
+    memory::MemoryReport,
+};
+
+/// What sets one such backend apart.
+pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
+    /// Whether KV heads may hold different rows.
+    const PER_HEAD: bool = false;
+
+    /// What attention must hand back at a layer.
+    fn wants(&self, turn: &Turn) -> Observation {
+        let _ = turn;
+        Observation::Nothing
+    }
+
+    /// Drops rows of a layer by what its attention saw: `seen` has one number for every batch row,
+    /// head, query and slot, in this order.
+    fn observe(&mut self, layer: usize, rows: &mut Rows, seen: &Seen<'_>, turn: &Turn) {
+        let _ = (layer, rows, seen, turn);
+    }
+
+    /// All rows of a layer, those of the step included, as attention is to read them.
+    fn read(
+        &mut self,
+        layer: usize,
+        rows: &mut Rows,
+        span: &Span<'_>,
+        turn: &Turn,
+    ) -> Result<KeysValues, CacheError> {
+        let _ = (layer, span, turn);
+        rows.read()
+    }
+
+    /// Whether a batch row of `length` tokens keeps a position once its step is over; `prompt` is the
+    /// length of its prompt, where that is over.
+    fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
+        let _ = (position, length, prompt);
+        true
+    }
+
+    /// The shortest length, apart from 0, to which a batch row of `length` tokens can be taken back.
+    fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {
+        let _ = prompt;
+        if dropped { length } else { 0 }
+    }
+
+    /// Bytes of what the policy itself holds.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    /// Forgets what the policy itself holds of all sequences.
+    fn clear(&mut self) {}
+}
+
+/// The step a policy is asked about.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Turn {
+    /// Tokens of every batch row before the step, and after it.
+    pub(crate) before: Vec<usize>,
+    pub(crate) after: Vec<usize>,
+    /// The length of every batch row's prompt; none while more chunks of it follow.
+    pub(crate) prompts: Vec<Option<usize>>,
+}
+
+impl Turn {
+    /// Whether the prompt of a batch row ends with this step.
+    pub(crate) fn ends_prompt(&self, row: usize) -> bool {
+        self.prompts[row] == Some(self.after[row])
+    }
+}
+
+/// What attention saw, on the host.
+pub(crate) struct Seen<'a> {
+    pub(crate) values: &'a [f32],
+    /// Query heads, and queries and slots of each.
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) queries: usize,
+    pub(crate) slots: usize,
+}
+
+impl Seen<'_> {
+    /// What one query of one head gave to every slot.
+    pub(crate) fn row(&self, row: usize, head: usize, query: usize) -> &[f32] {
+        let from = ((row * self.heads + head) * self.queries + query) * self.slots;
+        &self.values[from..from + self.slots]
+    }
+
+    /// The query heads that share a KV head.
+    pub(crate) fn of_group(&self, kv_head: usize) -> Range<usize> {
+        let group = self.heads / self.kv_heads;
+        kv_head * group..(kv_head + 1) * group
+    }
+
+    /// What one query of all heads that share a KV head gave to every slot, as one.
+    pub(crate) fn group(&self, row: usize, kv_head: usize, query: usize, by: Group) -> Vec<f32> {
+        let heads = self.of_group(kv_head);
+        by.reduce(heads.map(|head| self.row(row, head, query)))
+    }
+}
+
+/// A backend that drops rows as `policy` says.
+#[derive(Debug, Clone)]
+pub(crate) struct Evicting<P> {
+    held: Layered,
+    policy: P,
+    /// The length of every batch row's prompt, once that is over.
+    prompts: Vec<Option<usize>>,
+    turn: Turn,
+}
+
+impl<P: Policy> Evicting<P> {
+    pub(crate) fn new(shape: &ModelShape, policy: P) -> Self {
+        Self {
+            held: Layered::new(shape, P::PER_HEAD),
+            policy,
+            prompts: Vec::new(),
+            turn: Turn::default(),
+        }
+    }
+
+    fn wants_at(&self, layer: usize) -> Observation {
+        if self.held.shape.slides(layer) {
+            Observation::Nothing
+        } else {
+            self.policy.wants(&self.turn)
+        }
+    }
+}
+
+impl<P: Policy> CacheBackend for Evicting<P> {
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.held.begin(step)?;
+        self.prompts.resize(step.starts().len(), None);
+        let after = self.held.progress.lengths_after();
+        let prompts = self.prompts.iter().zip(&after).map(|(known, &length)| {
+            let over = !step.more_follows() && length > 0;
+            known.or_else(|| over.then_some(length))
+        });
+        self.turn = Turn {
+            before: self.held.progress.lengths().to_vec(),
+            prompts: prompts.collect(),
+            after,
+        };
+        Ok(())
+    }
+
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        self.held.store(layer, &span)?;
+        let layer = layer.index();
+        let rows = &mut self.held.layers[layer];
+        if rows.slides() {
+            return rows.read();
+        }
+        let answer = self.policy.read(layer, rows, &span, &self.turn);
+        if answer.is_err() {
+            self.held.progress.fail();
+        }
+        answer
+    }
+
+    fn wants(&self, layer: LayerIndex, _: &Step) -> Observation {
+        self.wants_at(layer.index())
+    }
+
+    fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
+        let layer = layer.index();
+        let (batch, heads) = (self.turn.after.len(), self.held.shape.kernels.heads);
+        let slots = self.held.layers.get(layer).map_or(0, Rows::capacity);
+        let (wanted, found, values) = match seen {
+            Observed::ColumnSums(sums) => (
+                vec![batch, heads, slots],
+                sums.dims().to_vec(),
+                sums.try_into_vec_as(),
+            ),
+            Observed::LastRows(rows) => {
+                let Observation::LastRows(last) = self.wants_at(layer) else {
+                    return Ok(());
+                };
+                let longest = self
+                    .turn
+                    .after
+                    .iter()
+                    .zip(&self.turn.before)
+                    .map(|(a, b)| a - b)
+                    .max();
+                let last = last.min(longest.unwrap_or(0));
+                (
+                    vec![batch, heads, last, slots],
+                    rows.dims().to_vec(),
+                    rows.try_into_vec_as(),
+                )
+            }
+        };
+        if wanted != found {
+            self.held.progress.fail();
+            return Err(CacheError::Shape {
+                what: "observed probabilities",
+                expected: wanted,
+                found,
+            });
+        }
+        let values: Vec<f32> = values.map_err(|error| {
+            self.held.progress.fail();
+            CacheError::Backend(Box::new(error))
+        })?;
+        let queries = if found.len() == 4 { found[2] } else { 1 };
+        let seen = Seen {
+            values: &values,
+            heads,
+            kv_heads: self.held.shape.kernels.kv_heads,
+            queries,
+            slots,
+        };
+        let (policy, turn) = (&mut self.policy, &self.turn);
+        self.held
+            .evict(layer, |rows| policy.observe(layer, rows, &seen, turn));
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), CacheError> {
+        self.held.progress.commit(&self.held.shape)?;
+        self.prompts.clone_from(&self.turn.prompts);
+        let (policy, turn) = (&self.policy, &self.turn);
+        self.held
+            .retain(|row, position| policy.stays(position, turn.after[row], turn.prompts[row]));
+        Ok(())
+    }
+
+    fn position(&self, row: usize) -> usize {
+        self.held.progress.length(row)
+    }
+
+    fn kept(&self, layer: LayerIndex) -> Kept {
+        self.held.kept(layer)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let mut report = self.held.memory();
+        report.scores += self.policy.bytes();
+        report
+    }
+
+    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+        let full = self.held.layers.iter().find(|rows| !rows.slides());
+        let oldest = |row: usize, length: usize| {
+            let dropped = full.is_some_and(|rows| rows.used(row) < length);
+            let prompt = self.prompts.get(row).copied().flatten();
+            self.policy.oldest(length, prompt, dropped)
+        };
+        self.held.can_truncate(to, oldest)?;
+        if to == 0 {
+            self.clear();
+            return Ok(());
+        }
+        self.held.truncate(to);
+        for prompt in &mut self.prompts {
+            *prompt = prompt.filter(|&length| length <= to);
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.held.clear();
+        self.policy.clear();
+        self.prompts.clear();
+        self.turn = Turn::default();
+    }
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}

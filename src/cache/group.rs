@@ -1,0 +1,50 @@
+//! Scores of the query heads that share a KV head, as one.
+
+/// How the scores of the query heads that share a KV head become one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Group {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// The largest.
+    Max,
+}
+
+impl Group {
+    /// One score for every slot, from those of each head.
+    pub(crate) fn reduce<'a>(self, mut heads: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
+        let mut all = heads.next().map_or_else(Vec::new, <[f32]>::to_vec);
+        let mut count = 1;
+        for head in heads {
+            count += 1;
+            for (one, &more) in all.iter_mut().zip(head) {
+                *one = if self == Self::Max {
+                    one.max(more)
+                } else {
+                    *one + more
+                };
+            }
+        }
+        if self == Self::Mean && count > 1 {
+            all.iter_mut().for_each(|score| *score /= count as f32);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_become_one_as_asked() {
+        let heads = [[1.0, 4.0], [3.0, 0.0]];
+        let reduced = |group: Group| group.reduce(heads.iter().map(|head| &head[..]));
+        assert_eq!(reduced(Group::Mean), [2.0, 2.0]);
+        assert_eq!(reduced(Group::Sum), [4.0, 4.0]);
+        assert_eq!(reduced(Group::Max), [3.0, 4.0]);
+    }
+}

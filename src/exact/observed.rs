@@ -1,0 +1,124 @@
+//! Attention that also tells what it saw: sums over queries, or the rows of the last ones.
+
+use burn::tensor::{DType, Tensor, TensorData};
+
+use super::attention::{Attend, run};
+use crate::positions::Positions;
+
+/// [`attention`], and for every query head the probabilities that all queries of the call gave to
+/// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
+///
+/// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
+///
+/// # Shapes
+/// As [`attention`]; the sums `[batch, heads, slots]`.
+///
+/// # Panics
+/// As [`attention`].
+#[must_use]
+pub fn with_column_sums(
+    query: Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    queries: &Positions,
+    positions: &Positions,
+    attend: &Attend,
+) -> (Tensor<3>, Tensor<3>) {
+    let [batch, kv_heads, _, slots] = keys.dims();
+    let heads = query.dims()[1];
+    let options = (&query.device(), DType::F32);
+    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], options);
+    let out = run(
+        query,
+        keys,
+        values,
+        queries,
+        positions,
+        attend,
+        |block, seen, weights, total| {
+            let tokens = block.len();
+            let real: Vec<f32> = (0..batch)
+                .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
+                .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
+                .collect();
+            let real = Tensor::<5>::from_data(
+                TensorData::new(real, [batch, 1, 1, tokens, 1]),
+                (&sums.device(), DType::F32),
+            );
+            let [_, _, _, width] = weights.dims();
+            let probabilities = (weights / total).cast(DType::F32).reshape([
+                batch,
+                kv_heads,
+                heads / kv_heads,
+                tokens,
+                width,
+            ]) * real;
+            let column = probabilities.sum_dim(3).squeeze_dim::<4>(3);
+            let ranges = [0..batch, 0..kv_heads, 0..heads / kv_heads, seen];
+            let before = sums.clone().slice(ranges.clone());
+            sums.inplace(|sums| sums.slice_assign(ranges, before + column));
+        },
+    );
+    (out, sums.reshape([batch, heads, slots]))
+}
+
+/// [`attention`], and the probabilities that the last `last` queries of every batch row gave to each
+/// slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and the tokens of the call.
+///
+/// The newest query stands last; pads do not count, and a batch row with fewer queries begins with
+/// rows of zeros. Blocks that hold none of these queries cost what they cost in [`attention`].
+///
+/// # Shapes
+/// As [`attention`]; the probabilities `[batch, heads, rows, slots]`.
+///
+/// # Panics
+/// As [`attention`].
+#[must_use]
+pub fn with_last_rows(
+    query: Tensor<4>,
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    queries: &Positions,
+    positions: &Positions,
+    attend: &Attend,
+    last: usize,
+) -> (Tensor<3>, Tensor<4>) {
+    let [batch, heads, tokens, _] = query.dims();
+    let slots = positions.width();
+    let last = last.min(tokens);
+    let options = (&query.device(), DType::F32);
+    let mut rows = Tensor::<4>::zeros([batch, heads, last, slots], options);
+    let together = queries.rows_agree();
+    let out = run(
+        query,
+        keys,
+        values,
+        queries,
+        positions,
+        attend,
+        |block, seen, weights, total| {
+            for row in 0..if together { 1 } else { batch } {
+                let count = queries.count(row);
+                let from = block.start.max(count.saturating_sub(last));
+                let to = block.end.min(count);
+                if from >= to {
+                    continue;
+                }
+                let all = if together { 0..batch } else { row..row + 1 };
+                let of_row = |tensor: &Tensor<4>| {
+                    let width = tensor.dims()[3];
+                    tensor
+                        .clone()
+                        .slice_dim(0, all.clone())
+                        .reshape([all.len(), heads, block.len(), width])
+                        .slice_dim(2, from - block.start..to - block.start)
+                };
+                let probabilities = (of_row(&weights) / of_row(&total)).cast(DType::F32);
+                let at = last + from - count..last + to - count;
+                let ranges = [all, 0..heads, at, seen.clone()];
+                rows.inplace(|rows| rows.slice_assign(ranges, probabilities));
+            }
+        },
+    );
+    (out, rows)
+}
