@@ -4,6 +4,8 @@
 //! `docs/trace.md` describes script and output. The exit status is 2 when script or model cannot be
 //! read and 0 when the script ran to its end, whatever was refused.
 
+#[path = "common/kind.rs"]
+mod kind;
 #[path = "common/recorder.rs"]
 mod recorder;
 
@@ -18,10 +20,9 @@ use std::{
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Parser;
+use kind::Kind;
 use kv_direct::{
-    cache::{
-        CacheBackend, Floor, FullKv, Kept, LayerIndex, ResidualCheckpoint, ResidualConfig, Window,
-    },
+    cache::{CacheBackend, Kept, LayerIndex},
     memory::MemoryReport,
     model::{Decoder, Input},
     pretrained::load,
@@ -118,29 +119,6 @@ const fn yes() -> bool {
     true
 }
 
-/// The fields of the cache kinds there are.
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-enum Kind {
-    Full {},
-    Window {
-        size: usize,
-    },
-    Residual {
-        hot: usize,
-        #[serde(default)]
-        plan: Plan,
-    },
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "snake_case")]
-enum Plan {
-    #[default]
-    Tokens,
-    Residuals,
-}
-
 /// Why an operation was refused: the name of the error, and its text.
 #[derive(Clone)]
 struct Refusal {
@@ -182,27 +160,12 @@ impl<E: std::error::Error> From<E> for Refusal {
 type Cache = Recorder<Box<dyn CacheBackend>>;
 
 fn cache(kind: &Value, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, Refusal> {
-    if !["full", "window", "residual"]
-        .iter()
-        .any(|known| kind["kind"] == *known)
-    {
+    if !Kind::NAMES.iter().any(|known| kind["kind"] == *known) {
         return Err(Refusal::new("unsupported", format!("cache {kind}")));
     }
     let kind =
         Kind::deserialize(kind).map_err(|error| Refusal::new("bad_cache", error.to_string()))?;
-    let shape = decoder.shape();
-    Ok(match kind {
-        Kind::Full {} => Box::new(FullKv::new(&shape)),
-        Kind::Window { size } => Box::new(Window::new(&shape, size)?),
-        Kind::Residual { hot, plan } => {
-            let floor = match plan {
-                Plan::Tokens => Floor::Tokens,
-                Plan::Residuals => Floor::Residuals,
-            };
-            let config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
-            Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
-        }
-    })
+    Ok(kind.cache(decoder, None)?)
 }
 
 /// A script on its way: the caches by name, and the tensors written so far.

@@ -6,6 +6,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/kind.rs"]
+mod kind;
 #[path = "../common/kl.rs"]
 mod kl;
 mod measure;
@@ -16,6 +18,7 @@ use std::{fs, io::Write, path::PathBuf};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use kind::Kind;
 use kv_direct::exact::conformance::Conformance;
 use measure::{Measurement, Reference, Setup};
 use tokenizers::Tokenizer;
@@ -35,9 +38,13 @@ struct Args {
     /// Rows kept, a run for each.
     #[arg(long, value_delimiter = ',', default_values_t = [32, 64, 128, 256, 384])]
     budgets: Vec<usize>,
-    /// Backends, each at every budget: window, residual (token ids below the exact rows), or
-    /// residuals (one residual per layer).
-    #[arg(long, value_delimiter = ',', default_values_t = ["window".to_owned(), "residual".to_owned()])]
+    /// Backends, each at every budget: window, streaming_llm, h2o, tova, snap_kv, residual (token ids
+    /// below the exact rows), or residuals (one residual per layer).
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "window,streaming_llm,h2o,tova,snap_kv,residual"
+    )]
     backends: Vec<String>,
     /// Prompts, cut from the text at even distances.
     #[arg(long, default_value_t = 1)]
@@ -80,15 +87,17 @@ fn main() -> Result<()> {
         conformance: Conformance::probe(&shape.kernels, decoder.device(), shape.dtype),
         chunk: args.chunk,
     };
-    let runs: Vec<(&str, usize)> = args
-        .backends
-        .iter()
-        .flat_map(|backend| {
-            args.budgets
-                .iter()
-                .map(move |&budget| (backend.as_str(), budget))
-        })
-        .collect();
+    let mut runs: Vec<(Kind, usize)> = Vec::new();
+    for name in &args.backends {
+        for &budget in &args.budgets {
+            let kind = Kind::with_budget(name, budget);
+            let kind = kind.with_context(|| format!("there is no backend {name}"))?;
+            // Refused now, not after an hour.
+            kind.cache(decoder, Some(&setup.conformance))
+                .with_context(|| format!("{name} with {budget} rows"))?;
+            runs.push((kind, budget));
+        }
+    }
 
     let bar = ProgressBar::new(((runs.len() + 1) * prompts.len()).saturating_mul(args.new) as u64);
     bar.set_style(ProgressStyle::with_template(
@@ -99,9 +108,12 @@ fn main() -> Result<()> {
         bar.set_message("full");
         let (reference, full) = Reference::run(&setup, prompt, args.new, &bar)?;
         let mut measured = vec![full];
-        for &(backend, budget) in &runs {
-            bar.set_message(format!("{backend} {budget}"));
-            measured.push(reference.compare(&setup, backend, budget, prompt, &bar)?);
+        for (kind, budget) in &runs {
+            bar.set_message(format!(
+                "{} {budget}",
+                report::name(&serde_json::json!(kind))
+            ));
+            measured.push(reference.compare(&setup, kind, *budget, prompt, &bar)?);
         }
         if rows.is_empty() {
             rows = measured;

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv, ResidualCheckpoint, ResidualConfig, Window},
+    cache::{CacheBackend, FullKv},
     exact::conformance::Conformance,
     generate::argmax,
     memory::MemoryReport,
@@ -13,7 +13,7 @@ use kv_direct::{
 };
 use serde_json::{Value, json};
 
-use crate::kl::kl;
+use crate::{kind::Kind, kl::kl};
 
 /// What all runs of a comparison share.
 pub(crate) struct Setup<'a> {
@@ -23,40 +23,6 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// A cache by its name on the command line, and how a report names it: kind and options.
-    fn cache(
-        &self,
-        name: &str,
-        budget: usize,
-    ) -> Result<(Box<dyn CacheBackend>, &'static str, Value)> {
-        let shape = self.decoder.shape();
-        let residual = |floor| {
-            let config = ResidualConfig::new(budget)
-                .with_floor(floor)
-                .even_if_larger();
-            let config = config.with_conformance(self.conformance.clone());
-            ResidualCheckpoint::new(&shape, self.decoder.device(), config)
-        };
-        Ok(match name {
-            "window" => (
-                Box::new(Window::new(&shape, budget)?),
-                "window",
-                json!({ "size": budget }),
-            ),
-            "residual" => (
-                Box::new(residual(Floor::Tokens)?),
-                "residual",
-                json!({ "hot": budget, "plan": "tokens" }),
-            ),
-            "residuals" => (
-                Box::new(residual(Floor::Residuals)?),
-                "residual",
-                json!({ "hot": budget, "plan": "residuals" }),
-            ),
-            other => bail!("unknown backend {other}: window, residual or residuals"),
-        })
-    }
-
     /// Feeds a prompt; answers the logits of its last token, and a hash of the bits of each token's.
     fn prefill(
         &self,
@@ -94,8 +60,8 @@ pub(crate) struct Reference {
 
 /// What was measured of one backend at one budget, over one prompt or several.
 pub(crate) struct Measurement {
-    pub(crate) backend: &'static str,
-    pub(crate) options: Value,
+    /// Kind and options of its cache.
+    pub(crate) cache: Value,
     pub(crate) budget: Option<usize>,
     /// Share of tokens equal to the reference's, by prompt.
     pub(crate) matches: Vec<f64>,
@@ -145,8 +111,7 @@ impl Reference {
         logits.iter().for_each(|row| forced.add(row, row));
         let per_old_token = setup.decoder.shape().keys_values_per_token();
         let measurement = Measurement {
-            backend: "full",
-            options: json!({}),
+            cache: json!(Kind::Full {}),
             budget: None,
             matches: vec![1.0],
             first_divergence: None,
@@ -172,20 +137,19 @@ impl Reference {
     pub(crate) fn compare(
         &self,
         setup: &Setup<'_>,
-        name: &str,
+        kind: &Kind,
         budget: usize,
         prompt: &[u32],
         bar: &ProgressBar,
     ) -> Result<Measurement> {
-        let (mut free, backend, options) = setup.cache(name, budget)?;
+        let mut free = kind.cache(setup.decoder, Some(&setup.conformance))?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
         let chunk = setup.chunk.unwrap_or(prompt.len());
         let (mut logits, hashes) = setup.prefill(&mut free, prompt, chunk)?;
         let mut forced_logits = logits.clone();
         let after_prompt = in_use(&free.memory());
         let mut row = Measurement {
-            backend,
-            options,
+            cache: json!(kind),
             budget: Some(budget),
             matches: Vec::new(),
             first_divergence: None,

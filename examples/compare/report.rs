@@ -20,8 +20,8 @@ pub(crate) fn json(head: &Head<'_>, rows: &[Measurement]) -> Value {
         .iter()
         .map(|row| {
             json!({
-                "backend": row.backend,
-                "options": row.options,
+                "backend": row.cache["kind"],
+                "options": options(&row.cache),
                 "budget_rows": row.budget,
                 "token_match": row.token_match(),
                 "first_divergence": row.first_divergence,
@@ -54,6 +54,23 @@ pub(crate) fn json(head: &Head<'_>, rows: &[Measurement]) -> Value {
     })
 }
 
+/// A cache as the command line names it.
+pub(crate) fn name(cache: &Value) -> &str {
+    if cache["plan"] == "residuals" {
+        return "residuals";
+    }
+    cache["kind"].as_str().unwrap_or_default()
+}
+
+/// The fields of a cache beside its kind.
+fn options(cache: &Value) -> Value {
+    let mut options = cache.clone();
+    if let Some(fields) = options.as_object_mut() {
+        fields.remove("kind");
+    }
+    options
+}
+
 pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
     let full = rows[0].ms_per_token();
     let mut out = String::new();
@@ -84,11 +101,10 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
         "x full"
     );
     for row in rows {
-        let name = match (row.budget, row.options.get("plan").and_then(Value::as_str)) {
-            (None, _) => row.backend.to_owned(),
-            (Some(budget), Some("residuals")) => format!("residuals {budget}"),
-            (Some(budget), _) => format!("{} {budget}", row.backend),
-        };
+        let budget = row
+            .budget
+            .map_or_else(String::new, |budget| format!(" {budget}"));
+        let name = name(&row.cache).to_owned() + &budget;
         let first = row
             .first_divergence
             .map_or_else(|| "-".into(), |step| step.to_string());

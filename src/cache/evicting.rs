@@ -55,9 +55,9 @@ pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
         if dropped { length } else { 0 }
     }
 
-    /// Bytes of what the policy itself holds.
-    fn bytes(&self) -> usize {
-        0
+    /// Adds the bytes of what the policy itself holds.
+    fn report(&self, report: &mut MemoryReport) {
+        let _ = report;
     }
 
     /// Forgets what the policy itself holds of all sequences.
@@ -249,7 +249,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
 
     fn memory(&self) -> MemoryReport {
         let mut report = self.held.memory();
-        report.scores += self.policy.bytes();
+        self.policy.report(&mut report);
         report
     }
 

@@ -3,12 +3,15 @@
 
 use std::ops::Range;
 
-use crate::cache::{
-    Budget, CacheError, Group, ModelShape, Observation,
-    evicting::{Evicting, Policy, Seen, Turn},
-    forward::backend,
-    keep::{pooled, weakest},
-    rows::Rows,
+use crate::{
+    cache::{
+        Budget, CacheError, Group, ModelShape, Observation,
+        evicting::{Evicting, Policy, Seen, Turn},
+        forward::backend,
+        keep::{pooled, weakest},
+        rows::Rows,
+    },
+    memory::MemoryReport,
 };
 
 /// Keeps, of a prompt, its last `window` rows and for each KV head those that the queries of this window
@@ -219,9 +222,9 @@ impl Policy for PromptWindow {
         prompt.filter(|_| dropped).unwrap_or(0)
     }
 
-    fn bytes(&self) -> usize {
-        let rows = self.layers.iter().flatten().flatten().flatten();
-        rows.map(|scores| scores.len() * size_of::<f32>()).sum()
+    fn report(&self, report: &mut MemoryReport) {
+        let heads = self.layers.iter().flatten().flatten().flatten();
+        report.scores += heads.map(|scores| size_of_val(&scores[..])).sum::<usize>();
     }
 
     fn clear(&mut self) {

@@ -9,6 +9,7 @@ use crate::{
         forward::backend,
         rows::Rows,
     },
+    memory::MemoryReport,
     positions::Positions,
 };
 
@@ -154,10 +155,10 @@ impl Policy for Sinks {
         rows.read()
     }
 
-    fn bytes(&self) -> usize {
+    fn report(&self, report: &mut MemoryReport) {
         let held = self.keys.iter().flatten().flatten();
-        held.map(|keys| keys.dims().iter().product::<usize>() * keys.dtype().size())
-            .sum()
+        let bytes = |keys: &Tensor<4>| keys.dims().iter().product::<usize>() * keys.dtype().size();
+        report.reserved += held.map(bytes).sum::<usize>();
     }
 
     fn clear(&mut self) {

@@ -1,0 +1,249 @@
+//! Caches by name and options, as scripts and reports have them (`docs/trace.md`).
+
+use kv_direct::{
+    cache::{
+        Budget, CacheBackend, CacheError, Floor, FullKv, Group, H2o, H2oConfig, Indexing, Pooling,
+        ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
+        Tova, TovaConfig, Window,
+    },
+    exact::conformance::Conformance,
+    model::Decoder,
+};
+use serde::{Deserialize, Serialize};
+
+/// A backend and its options.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Kind {
+    Full {},
+    Window {
+        size: usize,
+    },
+    StreamingLlm {
+        #[serde(default = "four")]
+        sinks: usize,
+        recent: Rows,
+        #[serde(default)]
+        positions: Places,
+    },
+    H2o {
+        budget: Rows,
+        recent: Rows,
+        #[serde(default)]
+        sinks: usize,
+        #[serde(default)]
+        group: Reduce,
+    },
+    Tova {
+        budget: Rows,
+        #[serde(default)]
+        protect_last: bool,
+    },
+    SnapKv {
+        budget: Rows,
+        window: usize,
+        #[serde(default = "five")]
+        kernel: usize,
+        #[serde(default)]
+        pooling: Pool,
+        #[serde(default)]
+        group: Reduce,
+    },
+    Residual {
+        hot: usize,
+        #[serde(default)]
+        plan: Plan,
+    },
+}
+
+/// A number of rows, or a share of the prompt.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Rows {
+    Number(usize),
+    OfPrompt(f64),
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Places {
+    #[default]
+    CacheIndex,
+    Original,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reduce {
+    #[default]
+    Mean,
+    Sum,
+    Max,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pool {
+    #[default]
+    Avg,
+    Max,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Plan {
+    #[default]
+    Tokens,
+    Residuals,
+}
+
+impl Kind {
+    /// The names there are.
+    #[allow(dead_code, reason = "only scripts can name one that there is not")]
+    pub(crate) const NAMES: [&str; 7] = [
+        "full",
+        "window",
+        "streaming_llm",
+        "h2o",
+        "tova",
+        "snap_kv",
+        "residual",
+    ];
+
+    /// A backend that keeps `budget` rows, by its name; `residuals` for a `residual` above residuals.
+    /// `None` where there is no such backend.
+    #[allow(dead_code, reason = "scripts name every option")]
+    pub(crate) fn with_budget(name: &str, budget: usize) -> Option<Self> {
+        let rows = Rows::Number(budget);
+        Some(match name {
+            "window" => Self::Window { size: budget },
+            "streaming_llm" => Self::StreamingLlm {
+                sinks: 4,
+                recent: Rows::Number(budget.saturating_sub(4)),
+                positions: Places::default(),
+            },
+            "h2o" => Self::H2o {
+                budget: rows,
+                recent: Rows::Number(budget / 2),
+                sinks: 0,
+                group: Reduce::default(),
+            },
+            "tova" => Self::Tova {
+                budget: rows,
+                protect_last: false,
+            },
+            "snap_kv" => Self::SnapKv {
+                budget: rows,
+                window: (budget / 2).min(32),
+                kernel: 5,
+                pooling: Pool::default(),
+                group: Reduce::default(),
+            },
+            "residual" | "residuals" => Self::Residual {
+                hot: budget,
+                plan: if name == "residual" {
+                    Plan::Tokens
+                } else {
+                    Plan::Residuals
+                },
+            },
+            _ => return None,
+        })
+    }
+
+    /// An empty cache; an exact one on the report of a probe where that was made before.
+    pub(crate) fn cache(
+        &self,
+        decoder: &Decoder,
+        probe: Option<&Conformance>,
+    ) -> Result<Box<dyn CacheBackend>, CacheError> {
+        let shape = decoder.shape();
+        Ok(match *self {
+            Self::Full {} => Box::new(FullKv::new(&shape)),
+            Self::Window { size } => Box::new(Window::new(&shape, size)?),
+            Self::StreamingLlm {
+                sinks,
+                recent,
+                positions,
+            } => {
+                let indexing = match positions {
+                    Places::CacheIndex => Indexing::CacheIndex,
+                    Places::Original => Indexing::Original,
+                };
+                let config = StreamingLlmConfig::new(recent.budget()?).with_sinks(sinks);
+                Box::new(StreamingLlm::new(&shape, config.with_indexing(indexing))?)
+            }
+            Self::H2o {
+                budget,
+                recent,
+                sinks,
+                group,
+            } => {
+                let config = H2oConfig::new(budget.budget()?, recent.budget()?);
+                let config = config.with_sinks(sinks).with_group(group.group());
+                Box::new(H2o::new(&shape, config)?)
+            }
+            Self::Tova {
+                budget,
+                protect_last,
+            } => {
+                let config = TovaConfig::new(budget.budget()?).with_protected_last(protect_last);
+                Box::new(Tova::new(&shape, config)?)
+            }
+            Self::SnapKv {
+                budget,
+                window,
+                kernel,
+                pooling,
+                group,
+            } => {
+                let pooling = match pooling {
+                    Pool::Avg => Pooling::Average,
+                    Pool::Max => Pooling::Max,
+                };
+                let config = SnapKvConfig::new(budget.budget()?, window)
+                    .with_pooling(pooling, kernel)
+                    .with_group(group.group());
+                Box::new(SnapKv::new(&shape, config)?)
+            }
+            Self::Residual { hot, plan } => {
+                let floor = match plan {
+                    Plan::Tokens => Floor::Tokens,
+                    Plan::Residuals => Floor::Residuals,
+                };
+                let mut config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
+                if let Some(probe) = probe {
+                    config = config.with_conformance(probe.clone());
+                }
+                Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
+            }
+        })
+    }
+}
+
+impl Rows {
+    fn budget(self) -> Result<Budget, CacheError> {
+        match self {
+            Self::Number(rows) => Ok(Budget::rows(rows)),
+            Self::OfPrompt(ratio) => Budget::of_prompt(ratio),
+        }
+    }
+}
+
+impl Reduce {
+    const fn group(self) -> Group {
+        match self {
+            Self::Mean => Group::Mean,
+            Self::Sum => Group::Sum,
+            Self::Max => Group::Max,
+        }
+    }
+}
+
+const fn four() -> usize {
+    4
+}
+
+const fn five() -> usize {
+    5
+}
