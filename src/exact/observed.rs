@@ -5,16 +5,16 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::attention::{Attend, run};
 use crate::positions::Positions;
 
-/// [`attention`], and for every query head the probabilities that all queries of the call gave to
+/// [`attention`](crate::exact::attention()), and for every query head the probabilities that all queries of the call gave to
 /// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
 ///
 /// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
 ///
 /// # Shapes
-/// As [`attention`]; the sums `[batch, heads, slots]`.
+/// As [`attention`](crate::exact::attention()); the sums `[batch, heads, slots]`.
 ///
 /// # Panics
-/// As [`attention`].
+/// As [`attention`](crate::exact::attention()).
 #[must_use]
 pub fn with_column_sums(
     query: Tensor<4>,
@@ -24,10 +24,10 @@ pub fn with_column_sums(
     positions: &Positions,
     attend: &Attend,
 ) -> (Tensor<3>, Tensor<3>) {
-    let [batch, kv_heads, _, slots] = keys.dims();
-    let heads = query.dims()[1];
+    let [batch, heads, ..] = query.dims();
+    let slots = positions.width();
     let options = (&query.device(), DType::F32);
-    let mut sums = Tensor::<4>::zeros([batch, kv_heads, heads / kv_heads, slots], options);
+    let mut sums = Tensor::<4>::zeros([batch, heads, 1, slots], options);
     let out = run(
         query,
         keys,
@@ -41,20 +41,16 @@ pub fn with_column_sums(
                 .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
                 .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
                 .collect();
-            let real = Tensor::<5>::from_data(
-                TensorData::new(real, [batch, 1, 1, tokens, 1]),
+            let real = Tensor::<4>::from_data(
+                TensorData::new(real, [batch, 1, 1, tokens]),
                 (&sums.device(), DType::F32),
             );
-            let [_, _, _, width] = weights.dims();
-            let probabilities = (weights / total).cast(DType::F32).reshape([
-                batch,
-                kv_heads,
-                heads / kv_heads,
-                tokens,
-                width,
-            ]) * real;
-            let column = probabilities.sum_dim(3).squeeze_dim::<4>(3);
-            let ranges = [0..batch, 0..kv_heads, 0..heads / kv_heads, seen];
+            let width = weights.dims()[3];
+            // A product with the row of factors reads the weights once and divides none of them.
+            let factors = real / total.cast(DType::F32).reshape([batch, heads, 1, tokens]);
+            let weights = weights.cast(DType::F32);
+            let column = factors.matmul(weights.reshape([batch, heads, tokens, width]));
+            let ranges = [0..batch, 0..heads, 0..1, seen];
             let before = sums.clone().slice(ranges.clone());
             sums.inplace(|sums| sums.slice_assign(ranges, before + column));
         },
@@ -62,17 +58,17 @@ pub fn with_column_sums(
     (out, sums.reshape([batch, heads, slots]))
 }
 
-/// [`attention`], and the probabilities that the last `last` queries of every batch row gave to each
+/// [`attention`](crate::exact::attention()), and the probabilities that the last `last` queries of every batch row gave to each
 /// slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and the tokens of the call.
 ///
 /// The newest query stands last; pads do not count, and a batch row with fewer queries begins with
-/// rows of zeros. Blocks that hold none of these queries cost what they cost in [`attention`].
+/// rows of zeros. Blocks that hold none of these queries cost what they cost in [`attention`](crate::exact::attention()).
 ///
 /// # Shapes
-/// As [`attention`]; the probabilities `[batch, heads, rows, slots]`.
+/// As [`attention`](crate::exact::attention()); the probabilities `[batch, heads, rows, slots]`.
 ///
 /// # Panics
-/// As [`attention`].
+/// As [`attention`](crate::exact::attention()).
 #[must_use]
 pub fn with_last_rows(
     query: Tensor<4>,
