@@ -9,25 +9,22 @@
 //! streams a thread: comparing slices is the loop that safe code has in vector instructions of the
 //! processor at hand.
 
+mod common;
+
 use std::{
-    convert::Infallible,
-    env,
     hint::black_box,
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
 
-use burn::tensor::Device;
+use common::{median, model, prefill, random_decoder};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
     cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig},
     generate::Greedy,
-    model::{Decoder, DecoderConfig, Input},
-    pretrained::load,
+    model::Decoder,
 };
 
-const MODEL: &str = "smollm2-135m-instruct";
 /// Tokens in the cache when a measured step starts.
 const CONTEXT: usize = 512;
 /// Numbers of eight bytes that [`read`] goes through: 512 MiB.
@@ -118,41 +115,6 @@ fn residual(criterion: &mut Criterion) {
     );
 }
 
-/// The real model where it is to be had, else the small one.
-fn model() -> (&'static str, Decoder) {
-    let Some(models) = env::var_os("KV_DIRECT_MODELS") else {
-        println!("KV_DIRECT_MODELS is not set: {MODEL} is SKIPPED, a small random decoder instead");
-        return ("random", random_decoder());
-    };
-    let folder = PathBuf::from(models).join(MODEL);
-    let model = load(&folder, &Device::flex());
-    (MODEL, model.expect("a whole model folder").decoder)
-}
-
-fn random_decoder() -> Decoder {
-    let mut config = DecoderConfig::new(1024, 256, 4, 4, 2);
-    config.tied_head = true;
-    let mut state = 1u64;
-    let mut noise = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-        (state >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
-    };
-    let weights = |_: &str, shape: &[usize]| {
-        let elements: usize = shape.iter().product();
-        Ok::<_, Infallible>((0..elements).map(|_| noise()).collect())
-    };
-    Decoder::from_weights(config, &Device::flex(), weights).expect("the configuration fits")
-}
-
-/// Takes in `tokens` arbitrary tokens.
-fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
-    let vocab = decoder.config().vocab;
-    let prompt: Vec<u32> = (0..tokens).map(|i| (i * 37 % vocab) as u32).collect();
-    let prompt = Input::from(&prompt[..]).last_only();
-    let logits = decoder.forward(prompt, cache).expect("it fits");
-    black_box(logits.into_data());
-}
-
 /// The time of one step, the choice of the next token included; the cache is then as it was.
 fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duration {
     let start = Instant::now();
@@ -200,13 +162,6 @@ fn same(left: &[u64], right: &[u64]) -> bool {
             left[range.clone()] == right[range]
         })
     })
-}
-
-/// In seconds.
-fn median(times: &[Duration]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64()
 }
 
 criterion_group!(benches, decode, residual);

@@ -9,7 +9,8 @@ pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
         .sum()
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
+/// Logarithms of the probabilities, taken in f64.
+pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total = logits
         .iter()

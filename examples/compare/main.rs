@@ -11,6 +11,7 @@ mod kind;
 #[path = "../common/kl.rs"]
 mod kl;
 mod measure;
+mod plot;
 mod report;
 
 use std::{fs, io::Write, path::PathBuf};
@@ -20,7 +21,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kind::Kind;
 use kv_direct::exact::conformance::Conformance;
-use measure::{Measurement, Reference, Setup};
+use measure::{Measurement, Prompt, Reference, Setup};
 use tokenizers::Tokenizer;
 
 /// Compares cache backends on greedy decoding.
@@ -29,9 +30,9 @@ struct Args {
     /// Folder with config.json, safetensors and tokenizer.json.
     #[arg(long, default_value = common::BUILT_IN)]
     model: PathBuf,
-    /// Tokens of every prompt.
-    #[arg(long, default_value_t = 512)]
-    context: usize,
+    /// Tokens of every prompt; a table for each.
+    #[arg(long, value_delimiter = ',', default_values_t = [512])]
+    context: Vec<usize>,
     /// Tokens to decode.
     #[arg(long, default_value_t = 50)]
     new: usize,
@@ -52,18 +53,24 @@ struct Args {
     /// Text the prompts are cut from, instead of a story of the project's own.
     #[arg(long)]
     text: Option<PathBuf>,
+    /// Tokens of the text behind each prompt to score: perplexity, fed one by one.
+    #[arg(long, default_value_t = 0)]
+    score: usize,
     /// Feeds prompts to all backends but the reference in calls of this many tokens.
     #[arg(long)]
     chunk: Option<usize>,
     /// One JSON object on stdout instead of a table.
     #[arg(long)]
     json: bool,
+    /// Draws token match and divergence over the budget into this SVG file.
+    #[arg(long)]
+    plot: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(
-        args.context > 0 && args.new > 1 && args.prompts > 0 && args.chunk != Some(0),
+        !args.context.contains(&0) && args.new > 1 && args.prompts > 0 && args.chunk != Some(0),
         "context, prompts and chunk must not be 0, new must be 2 or more"
     );
     let tokenizer =
@@ -77,7 +84,11 @@ fn main() -> Result<()> {
         .map_err(|error| anyhow!(error))?
         .get_ids()
         .to_vec();
-    let prompts = prompts(&ids, args.context, args.prompts)?;
+    let prompts: Vec<Vec<Prompt<'_>>> = args
+        .context
+        .iter()
+        .map(|&context| prompts(&ids, context, args.score, args.prompts))
+        .collect::<Result<_>>()?;
 
     let model = common::load(&args.model)?;
     let decoder = &model.decoder;
@@ -99,29 +110,14 @@ fn main() -> Result<()> {
         }
     }
 
-    let bar = ProgressBar::new(((runs.len() + 1) * prompts.len()).saturating_mul(args.new) as u64);
+    let each = (args.new + args.score).saturating_mul(args.prompts * args.context.len());
+    let bar = ProgressBar::new((runs.len() + 1).saturating_mul(each) as u64);
     bar.set_style(ProgressStyle::with_template(
         "{msg:24} {bar:40} {pos}/{len} tokens, {eta} left",
     )?);
-    let mut rows: Vec<Measurement> = Vec::new();
-    for prompt in &prompts {
-        bar.set_message("full");
-        let (reference, full) = Reference::run(&setup, prompt, args.new, &bar)?;
-        let mut measured = vec![full];
-        for (kind, budget) in &runs {
-            bar.set_message(format!(
-                "{} {budget}",
-                report::name(&serde_json::json!(kind))
-            ));
-            measured.push(reference.compare(&setup, kind, *budget, prompt, &bar)?);
-        }
-        if rows.is_empty() {
-            rows = measured;
-        } else {
-            rows.iter_mut()
-                .zip(measured)
-                .for_each(|(row, more)| row.add(more));
-        }
+    let mut tables = Vec::new();
+    for prompts in &prompts {
+        tables.push(table(&setup, prompts, args.new, &runs, &bar)?);
     }
     bar.finish_and_clear();
 
@@ -131,32 +127,78 @@ fn main() -> Result<()> {
         .map_or_else(|| "model".into(), |name| name.to_string_lossy());
     let head = report::Head {
         model: &name,
-        context: args.context,
         new: args.new,
-        prompts: prompts.len(),
+        prompts: args.prompts,
+        score: args.score,
     };
+    if let Some(path) = &args.plot {
+        plot::draw(path, &head, &tables)?;
+    }
     let mut stdout = std::io::stdout().lock();
     if args.json {
-        writeln!(stdout, "{}", report::json(&head, &rows))?;
+        writeln!(stdout, "{}", report::json(&head, &tables))?;
     } else {
-        write!(stdout, "{}", report::table(&head, &rows))?;
+        for rows in &tables {
+            write!(stdout, "{}", report::table(&head, rows))?;
+        }
+        write!(stdout, "{}", report::LEGEND)?;
     }
     Ok(())
 }
 
-/// `count` prompts of `length` ids, from the start of the text to its end at even distances.
-fn prompts(ids: &[u32], length: usize, count: usize) -> Result<Vec<&[u32]>> {
+/// All runs over prompts of one length.
+fn table(
+    setup: &Setup<'_>,
+    prompts: &[Prompt<'_>],
+    new: usize,
+    runs: &[(Kind, usize)],
+    bar: &ProgressBar,
+) -> Result<Vec<Measurement>> {
+    let mut rows: Vec<Measurement> = Vec::new();
+    for &prompt in prompts {
+        bar.set_message("full");
+        let (reference, full) = Reference::run(setup, prompt, new, bar)?;
+        let mut measured = vec![full];
+        for (kind, budget) in runs {
+            bar.set_message(format!(
+                "{} {budget}",
+                report::name(&serde_json::json!(kind))
+            ));
+            measured.push(reference.compare(setup, kind, *budget, prompt, bar)?);
+        }
+        if rows.is_empty() {
+            rows = measured;
+        } else {
+            rows.iter_mut()
+                .zip(measured)
+                .for_each(|(row, more)| row.add(more));
+        }
+    }
+    Ok(rows)
+}
+
+/// `count` prompts of `length` ids and what follows them, from the start of the text to its end at even
+/// distances.
+fn prompts(ids: &[u32], length: usize, follow: usize, count: usize) -> Result<Vec<Prompt<'_>>> {
+    let needed = length.saturating_add(follow);
     ensure!(
-        ids.len() >= length,
-        "the text has {} tokens, a prompt needs {length}",
+        ids.len() >= needed,
+        "the text has {} tokens, a prompt and what is scored behind it need {needed}",
         ids.len()
     );
-    let spare = ids.len() - length;
+    let spare = ids.len() - needed;
     let distance = if count > 1 { spare / (count - 1) } else { 0 };
     ensure!(
         count == 1 || distance > 0,
         "the text has {} tokens: too few for {count} prompts of {length}",
         ids.len()
     );
-    Ok((0..count).map(|i| &ids[i * distance..][..length]).collect())
+    let prompt = |i: usize| {
+        let (tokens, rest) = ids[i * distance..].split_at(length);
+        Prompt {
+            tokens,
+            continuation: &rest[..follow],
+        }
+    };
+    Ok((0..count).map(prompt).collect())
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, FullKv},
+    cache::{CacheBackend, FullKv, Step, TokenIds},
     exact::conformance::Conformance,
     generate::argmax,
     memory::MemoryReport,
@@ -13,7 +13,13 @@ use kv_direct::{
 };
 use serde_json::{Value, json};
 
-use crate::{kind::Kind, kl::kl};
+use crate::{
+    kind::Kind,
+    kl::{kl, log_softmax},
+};
+
+/// Rows of a prompt whose logits are computed at a time.
+const HEAD_ROWS: usize = 64;
 
 /// What all runs of a comparison share.
 pub(crate) struct Setup<'a> {
@@ -33,11 +39,23 @@ impl Setup<'_> {
         let vocab = self.decoder.config().vocab;
         let (mut last, mut hashes) = (Vec::new(), Vec::new());
         let calls = prompt.len().div_ceil(chunk);
+        let decoder = self.decoder;
         for (call, tokens) in prompt.chunks(chunk).enumerate() {
-            let input = Input::from(tokens).more_follows(call + 1 < calls);
-            let logits: Vec<f32> = self.decoder.forward(input, cache)?.try_into_vec_as()?;
-            hashes.extend(logits.chunks(vocab).map(hash));
-            last = logits[logits.len() - vocab..].to_vec();
+            let step = Step::new(TokenIds::from(tokens), &[cache.position(0)])?
+                .with_more_follows(call + 1 < calls);
+            let residual = decoder.embed(step.tokens())?;
+            cache.begin(&step)?;
+            let layers = 0..decoder.config().layers.len();
+            let residual = decoder.run(layers, residual, &step, cache)?;
+            cache.commit()?;
+            // Logits of a whole prompt at once would be more than a small model itself.
+            for from in (0..tokens.len()).step_by(HEAD_ROWS) {
+                let to = (from + HEAD_ROWS).min(tokens.len());
+                let rows = residual.clone().slice_dim(1, from..to);
+                let logits: Vec<f32> = decoder.logits(rows).try_into_vec_as()?;
+                hashes.extend(logits.chunks(vocab).map(hash));
+                last = logits[logits.len() - vocab..].to_vec();
+            }
         }
         Ok((last, hashes))
     }
@@ -48,6 +66,34 @@ impl Setup<'_> {
             .forward(input.into().last_only(), cache)?
             .try_into_vec_as()?)
     }
+
+    /// Nats by which each token of a text is missed that goes on where `cache` stands; `logits` are for
+    /// the first of them.
+    fn losses(
+        &self,
+        mut cache: Box<dyn CacheBackend>,
+        mut logits: Vec<f32>,
+        continuation: &[u32],
+        bar: &ProgressBar,
+    ) -> Result<Vec<f64>> {
+        let mut losses = Vec::with_capacity(continuation.len());
+        for (index, &token) in continuation.iter().enumerate() {
+            losses.push(-log_softmax(&logits)[token as usize]);
+            bar.inc(1);
+            if index + 1 < continuation.len() {
+                logits = self.feed(&mut cache, &[token][..])?;
+            }
+        }
+        Ok(losses)
+    }
+}
+
+/// Tokens to take in, and how their text goes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Prompt<'a> {
+    pub(crate) tokens: &'a [u32],
+    /// Fed one by one to measure how well each is predicted.
+    pub(crate) continuation: &'a [u32],
 }
 
 /// The run of `FullKv` that others are compared with: the logits each token was chosen from.
@@ -63,8 +109,12 @@ pub(crate) struct Measurement {
     /// Kind and options of its cache.
     pub(crate) cache: Value,
     pub(crate) budget: Option<usize>,
+    /// Tokens of every prompt.
+    pub(crate) context: usize,
     /// Share of tokens equal to the reference's, by prompt.
     pub(crate) matches: Vec<f64>,
+    /// Nats by which the text's own next tokens were missed, one by one.
+    losses: Vec<f64>,
     pub(crate) first_divergence: Option<usize>,
     pub(crate) forced: Forced,
     pub(crate) bits_equal: bool,
@@ -89,12 +139,13 @@ impl Reference {
     /// Decodes `new` tokens with `FullKv`.
     pub(crate) fn run(
         setup: &Setup<'_>,
-        prompt: &[u32],
+        prompt: Prompt<'_>,
         new: usize,
         bar: &ProgressBar,
     ) -> Result<(Self, Measurement)> {
         let mut cache = FullKv::new(&setup.decoder.shape());
-        let (first, hashes) = setup.prefill(&mut cache, prompt, prompt.len())?;
+        let (first, hashes) = setup.prefill(&mut cache, prompt.tokens, prompt.tokens.len())?;
+        let losses = setup.losses(cache.fork(), first.clone(), prompt.continuation, bar)?;
         let mut logits = vec![first];
         let mut tokens = vec![choice(&logits[0])?];
         let (mut steps_ms, mut total_peak) = (Vec::new(), peak(&cache));
@@ -113,7 +164,9 @@ impl Reference {
         let measurement = Measurement {
             cache: json!(Kind::Full {}),
             budget: None,
+            context: prompt.tokens.len(),
             matches: vec![1.0],
+            losses,
             first_divergence: None,
             forced,
             bits_equal: true,
@@ -139,19 +192,22 @@ impl Reference {
         setup: &Setup<'_>,
         kind: &Kind,
         budget: usize,
-        prompt: &[u32],
+        prompt: Prompt<'_>,
         bar: &ProgressBar,
     ) -> Result<Measurement> {
         let mut free = kind.cache(setup.decoder, Some(&setup.conformance))?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
-        let chunk = setup.chunk.unwrap_or(prompt.len());
-        let (mut logits, hashes) = setup.prefill(&mut free, prompt, chunk)?;
+        let chunk = setup.chunk.unwrap_or(prompt.tokens.len());
+        let (mut logits, hashes) = setup.prefill(&mut free, prompt.tokens, chunk)?;
+        let losses = setup.losses(free.fork(), logits.clone(), prompt.continuation, bar)?;
         let mut forced_logits = logits.clone();
         let after_prompt = in_use(&free.memory());
         let mut row = Measurement {
             cache: json!(kind),
             budget: Some(budget),
+            context: prompt.tokens.len(),
             matches: Vec::new(),
+            losses,
             first_divergence: None,
             forced: Forced::default(),
             bits_equal: hashes == self.prompt,
@@ -195,6 +251,7 @@ impl Measurement {
     /// Takes in the measurement of the same backend over another prompt.
     pub(crate) fn add(&mut self, more: Self) {
         self.matches.extend(more.matches);
+        self.losses.extend(more.losses);
         self.first_divergence = match (self.first_divergence, more.first_divergence) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -214,7 +271,19 @@ impl Measurement {
     }
 
     pub(crate) fn token_match(&self) -> f64 {
-        self.matches.iter().sum::<f64>() / self.matches.len() as f64
+        mean(&self.matches)
+    }
+
+    /// Standard deviation of the match over prompts; none for a single one.
+    pub(crate) fn token_match_spread(&self) -> Option<f64> {
+        let (middle, count) = (self.token_match(), self.matches.len());
+        let squares = self.matches.iter().map(|m| (m - middle).powi(2));
+        (count > 1).then(|| (squares.sum::<f64>() / (count - 1) as f64).sqrt())
+    }
+
+    /// The exponential of the mean loss; none where no text was scored.
+    pub(crate) fn perplexity(&self) -> Option<f64> {
+        (!self.losses.is_empty()).then(|| mean(&self.losses).exp())
     }
 
     /// Median time of a decode step; 0 where none was made.
@@ -247,6 +316,10 @@ impl Forced {
         self.top1 += usize::from(argmax(expected) == argmax(found));
         self.count += 1;
     }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 fn choice(logits: &[f32]) -> Result<u32> {

@@ -9,21 +9,25 @@ use crate::measure::Measurement;
 /// What was run.
 pub(crate) struct Head<'a> {
     pub(crate) model: &'a str,
-    pub(crate) context: usize,
     pub(crate) new: usize,
     pub(crate) prompts: usize,
+    /// Tokens scored behind each prompt.
+    pub(crate) score: usize,
 }
 
-pub(crate) fn json(head: &Head<'_>, rows: &[Measurement]) -> Value {
-    let full = rows[0].ms_per_token();
-    let rows: Vec<Value> = rows
+pub(crate) fn json(head: &Head<'_>, tables: &[Vec<Measurement>]) -> Value {
+    let rows: Vec<Value> = tables
         .iter()
-        .map(|row| {
+        .flat_map(|rows| rows.iter().map(move |row| (&rows[0], row)))
+        .map(|(full, row)| {
+            let full = full.ms_per_token();
             json!({
                 "backend": row.cache["kind"],
                 "options": options(&row.cache),
                 "budget_rows": row.budget,
+                "context": row.context,
                 "token_match": row.token_match(),
+                "token_match_spread": row.token_match_spread(),
                 "first_divergence": row.first_divergence,
                 "teacher_forced": {
                     "max_abs_dlogit": row.forced.max_abs_dlogit,
@@ -44,13 +48,13 @@ pub(crate) fn json(head: &Head<'_>, rows: &[Measurement]) -> Value {
                 },
                 "ms_per_token": row.ms_per_token(),
                 "ms_per_token_ratio": row.ms_per_token() / full,
-                "perplexity": null,
+                "perplexity": row.perplexity(),
             })
         })
         .collect();
     json!({
-        "model": head.model, "dtype": "f32", "device": "flex", "context": head.context, "new": head.new,
-        "prompts": head.prompts, "rows": rows,
+        "model": head.model, "dtype": "f32", "device": "flex", "context": tables[0][0].context,
+        "new": head.new, "prompts": head.prompts, "score": head.score, "rows": rows,
     })
 }
 
@@ -76,27 +80,33 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
     let mut out = String::new();
     let Head {
         model,
-        context,
         new,
         prompts,
+        score,
     } = head;
     let _ = writeln!(
         out,
-        "{model}: {context} tokens of context, {new} new, {prompts} prompt(s), greedy, f32 on the CPU\n"
+        "{model}: {} tokens of context, {new} new, {prompts} prompt(s), {score} scored, greedy, f32 on the CPU\n",
+        rows[0].context
     );
     let _ = writeln!(
         out,
-        "{:<18} {:>6} {:>6} {:>11} {:>5} | {:>11} {:>10} {:>11} {:>11} {:>9} | {:>9} {:>7}",
+        "{:<18} {:>6} {:>5} {:>6} {:>11} {:>9} {:>9} {:>6} {:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>8} {:>6}",
         "backend",
         "match%",
+        "+-",
         "first",
         "max|dlogit|",
+        "mean KL",
+        "max KL",
+        "top1%",
+        "ppl",
         "bits",
         "rows B",
         "floor B",
         "scratch",
         "peak",
-        "B/old tok",
+        "B/old",
         "ms/token",
         "x full"
     );
@@ -108,11 +118,20 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
         let first = row
             .first_divergence
             .map_or_else(|| "-".into(), |step| step.to_string());
+        let spread = row
+            .token_match_spread()
+            .map_or_else(|| "-".into(), |spread| format!("{:.1}", spread * 100.0));
+        let perplexity = row
+            .perplexity()
+            .map_or_else(|| "-".into(), |perplexity| format!("{perplexity:.2}"));
         let _ = writeln!(
             out,
-            "{name:<18} {:>6.1} {first:>6} {:>11.3e} {:>5} | {:>11} {:>10} {:>11} {:>11} {:>9} | {:>9.2} {:>7.2}",
+            "{name:<18} {:>6.1} {spread:>5} {first:>6} {:>11.3e} {:>9.2e} {:>9.2e} {:>6.1} {perplexity:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>8.2} {:>6.2}",
             row.token_match() * 100.0,
             row.forced.max_abs_dlogit,
+            row.forced.mean_kl(),
+            row.forced.max_kl,
+            row.forced.top1() * 100.0,
             if row.bits_equal { "equal" } else { "no" },
             row.memory.keys_values,
             row.memory.residuals + row.memory.tokens,
@@ -123,10 +142,15 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
             row.ms_per_token() / full,
         );
     }
-    let _ = writeln!(
-        out,
-        "\nBytes at the end of the run. rows: exact keys and values; floor: token ids or residuals of older\n\
-         tokens; scratch: the most a step held on top; peak: the most held at any time, growth slack included."
-    );
+    out.push('\n');
     out
 }
+
+/// What the columns of a table mean.
+pub(crate) const LEGEND: &str = "\
+match: freely decoded tokens equal to those of full, mean and standard deviation over prompts; first: the
+first step that differs. dlogit, KL (nats), top1: logits where the tokens of full are fed. ppl: perplexity
+of the text's own next tokens. Bytes at the end of the run: rows, keys and values; floor, token ids or
+residuals of older tokens; scratch, the most a step held on top; peak, the most held at any time, growth
+slack included; B/old, what one more token adds.
+";

@@ -72,13 +72,8 @@ pub(crate) struct Turn {
     pub(crate) after: Vec<usize>,
     /// The length of every batch row's prompt; none while more chunks of it follow.
     pub(crate) prompts: Vec<Option<usize>>,
-}
-
-impl Turn {
     /// Whether the prompt of a batch row ends with this step.
-    pub(crate) fn ends_prompt(&self, row: usize) -> bool {
-        self.prompts[row] == Some(self.after[row])
-    }
+    pub(crate) ends: Vec<bool>,
 }
 
 /// What attention saw, on the host.
@@ -145,14 +140,21 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         self.held.begin(step)?;
         self.prompts.resize(step.starts().len(), None);
         let after = self.held.progress.lengths_after();
-        let prompts = self.prompts.iter().zip(&after).map(|(known, &length)| {
-            let over = !step.more_follows() && length > 0;
-            known.or_else(|| over.then_some(length))
+        let known = self.prompts.iter().zip(&after);
+        let ends: Vec<bool> = known
+            .clone()
+            .map(|(known, &length)| known.is_none() && length > 0 && !step.more_follows())
+            .collect();
+        let prompts = known.zip(&ends).map(|((known, &length), &ends)| {
+            let now = ends.then_some(length);
+            known.or(now)
         });
+        let prompts = prompts.collect();
         self.turn = Turn {
             before: self.held.progress.lengths().to_vec(),
-            prompts: prompts.collect(),
             after,
+            prompts,
+            ends,
         };
         Ok(())
     }

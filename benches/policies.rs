@@ -1,0 +1,133 @@
+//! What a lossy policy costs beside `FullKv`, in one run: decode steps with few rows and with all of
+//! them, and taking in a prompt.
+//!
+//! `cargo bench --bench policies`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
+//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. All caches take turns step
+//! by step, so that they meet the same weather on a shared machine.
+
+mod common;
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use common::{median, model, prefill};
+use criterion::{Criterion, criterion_group, criterion_main};
+use kv_direct::{
+    cache::{
+        CacheBackend, FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, Tova, TovaConfig, Window,
+    },
+    model::{Decoder, Input},
+};
+
+/// Tokens of the prompt.
+const CONTEXT: usize = 2000;
+/// Rows a policy keeps where it has to drop some, and where it has not.
+const BUDGETS: [usize; 2] = [512, 4096];
+const NAMES: [&str; 6] = [
+    "full_kv",
+    "window",
+    "streaming_llm",
+    "h2o",
+    "tova",
+    "snap_kv",
+];
+
+fn caches(decoder: &Decoder, budget: usize) -> [Box<dyn CacheBackend>; 6] {
+    let shape = decoder.shape();
+    let fits = "the budget fits";
+    [
+        Box::new(FullKv::new(&shape)),
+        Box::new(Window::new(&shape, budget).expect(fits)),
+        Box::new(StreamingLlm::new(&shape, StreamingLlmConfig::new(budget - 4)).expect(fits)),
+        Box::new(H2o::new(&shape, H2oConfig::new(budget, budget / 2)).expect(fits)),
+        Box::new(Tova::new(&shape, TovaConfig::new(budget)).expect(fits)),
+        Box::new(SnapKv::new(&shape, SnapKvConfig::new(budget, 32)).expect(fits)),
+    ]
+}
+
+/// One-token steps behind the prompt.
+fn decode(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    for budget in BUDGETS {
+        let mut caches = caches(&decoder, budget);
+        for cache in &mut caches {
+            prefill(&decoder, cache.as_mut(), CONTEXT);
+        }
+        let mut times = [const { Vec::new() }; NAMES.len()];
+        let mut group = criterion.benchmark_group(format!("decode_at_{budget}"));
+        group
+            .sample_size(20)
+            .measurement_time(Duration::from_secs(4));
+        for (index, backend) in NAMES.into_iter().enumerate() {
+            group.bench_function(backend, |bencher| {
+                bencher.iter_custom(|count| {
+                    let before = times[index].len();
+                    for _ in 0..count {
+                        for (cache, times) in caches.iter_mut().zip(&mut times) {
+                            times.push(step(&decoder, cache.as_mut()));
+                        }
+                    }
+                    times[index][before..].iter().sum()
+                });
+            });
+        }
+        group.finish();
+        let full = median(&times[0]);
+        for (backend, times) in NAMES.iter().zip(&times).skip(1) {
+            let ratio = median(times) / full;
+            println!(
+                "decode {name}, {CONTEXT} tokens, {backend} with {budget} rows: {ratio:.3} of full_kv"
+            );
+        }
+        println!();
+    }
+}
+
+/// Taking the prompt in, and what that holds beside the rows.
+fn prompt(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    let mut times = [Vec::new(), Vec::new()];
+    let mut scratch = [0; 2];
+    let mut group = criterion.benchmark_group("prefill");
+    group
+        .sample_size(10)
+        .measurement_time(Duration::from_secs(4));
+    for (index, backend) in ["full_kv", "h2o"].into_iter().enumerate() {
+        group.bench_function(backend, |bencher| {
+            bencher.iter_custom(|count| {
+                let before = times[index].len();
+                for _ in 0..count {
+                    let [full, _, _, h2o, ..] = caches(&decoder, BUDGETS[0]);
+                    for (turn, mut cache) in [full, h2o].into_iter().enumerate() {
+                        let start = Instant::now();
+                        prefill(&decoder, cache.as_mut(), CONTEXT);
+                        times[turn].push(start.elapsed());
+                        scratch[turn] = cache.memory().scratch_peak;
+                    }
+                }
+                times[index][before..].iter().sum()
+            });
+        });
+    }
+    group.finish();
+    println!(
+        "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the rows: {} and {} bytes\n",
+        median(&times[1]) / median(&times[0]),
+        scratch[1],
+        scratch[0],
+    );
+}
+
+/// The time of one more token.
+fn step(decoder: &Decoder, cache: &mut dyn CacheBackend) -> Duration {
+    let start = Instant::now();
+    let logits = decoder.forward(Input::from(&[7][..]).last_only(), cache);
+    black_box(logits.expect("it fits").into_data());
+    start.elapsed()
+}
+
+criterion_group!(benches, decode, prompt);
+criterion_main!(benches);
