@@ -21,7 +21,7 @@ use common::{median, model, prefill, random_decoder};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
     cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig},
-    generate::Greedy,
+    generate::Generation,
     model::Decoder,
 };
 
@@ -118,7 +118,9 @@ fn residual(criterion: &mut Criterion) {
 /// The time of one step, the choice of the next token included; the cache is then as it was.
 fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duration {
     let start = Instant::now();
-    let next = Greedy::new(decoder, cache, &[7]).expect("a token").next();
+    let next = Generation::new(decoder, cache, &[7])
+        .expect("a token")
+        .next();
     let time = start.elapsed();
     black_box(next.expect("a step").expect("finite logits"));
     cache.truncate(held).expect("the step can be taken back");

@@ -1,9 +1,12 @@
 //! Decoding over token ids: a prompt goes in, an iterator of ids comes out. No text, no printing.
 
-use std::collections::VecDeque;
+mod sampling;
+
+use std::{collections::VecDeque, iter::FusedIterator};
 
 use burn::tensor::TensorReadError;
 
+pub use self::sampling::{Sampler, Sampling, SamplingError};
 use crate::{
     cache::{CacheBackend, TokenIds},
     model::{Decoder, ForwardError, Input},
@@ -30,27 +33,46 @@ pub enum GenerateError {
     Forward(#[from] ForwardError),
 }
 
-/// Greedy decoding: the id with the largest logit, the lowest of equals.
+/// Why a generation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// This id ends a text.
+    EndOfText(u32),
+    /// This text was to stop it.
+    StopString(String),
+    /// As many tokens as were asked for.
+    Length,
+}
+
+/// Decoding: the id with the largest logit, the lowest of equals, or one drawn by a [`Sampling`].
 ///
-/// An iterator that takes the prompt in when first asked, then one token a step, and ends after an
-/// id that ends a text or after an error (a full context is one). With a
-/// lossless cache the ids do not depend on which one it is or how the prompt is cut.
+/// An iterator that takes the prompt in when first asked, then one token a step. It ends after an id
+/// that ends a text (which it still yields), after as many ids as were asked for, or after an error
+/// (a full context is one). The last id was not fed to the cache. With a lossless cache the ids do
+/// not depend on which one it is or how the prompt is cut.
 ///
 /// ```
 /// use burn::tensor::Device;
-/// use kv_direct::{cache::FullKv, generate::Greedy, model::{Decoder, DecoderConfig}};
+/// use kv_direct::{
+///     cache::FullKv,
+///     generate::{FinishReason, Generation},
+///     model::{Decoder, DecoderConfig},
+/// };
 ///
 /// # let device = Device::flex();
 /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
 /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
 /// # })?;
 /// let mut cache = FullKv::new(&decoder.shape());
-/// let ids: Vec<u32> = Greedy::new(&decoder, &mut cache, &[3, 1, 4])?.take(5).collect::<Result<_, _>>()?;
+/// let mut generation = Generation::new(&decoder, &mut cache, &[3, 1, 4])?.with_max_new(5);
+/// let ids: Vec<u32> = generation.by_ref().collect::<Result<_, _>>()?;
 /// assert_eq!(ids.len(), 5);
+/// assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Greedy<'a, C>
+pub struct Generation<'a, C>
 where
     C: CacheBackend + ?Sized,
 {
@@ -59,14 +81,24 @@ where
     /// What is to be fed before the next id can be chosen: the prompt's chunks, then the last id.
     due: VecDeque<Vec<u32>>,
     eos: &'a [u32],
-    done: bool,
+    /// Ids that may still be generated.
+    left: usize,
+    sampler: Sampler,
+    state: State,
 }
 
-impl<'a, C> Greedy<'a, C>
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    EndOfText(u32),
+    Failed,
+}
+
+impl<'a, C> Generation<'a, C>
 where
     C: CacheBackend + ?Sized,
 {
-    /// Goes on from where `cache` stands with the tokens of `prompt`.
+    /// Goes on from where `cache` stands with the tokens of `prompt`: greedy, and without an end.
     ///
     /// # Errors
     /// [`EmptyPrompt`](GenerateError::EmptyPrompt).
@@ -78,13 +110,16 @@ where
         if prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt);
         }
-        let due = VecDeque::from([prompt.to_vec()]);
+        let mut sampler = Sampler::new(Sampling::new());
+        sampler.see(prompt);
         Ok(Self {
             decoder,
             cache,
-            due,
+            due: VecDeque::from([prompt.to_vec()]),
             eos: &[],
-            done: false,
+            left: usize::MAX,
+            sampler,
+            state: State::Running,
         })
     }
 
@@ -103,6 +138,37 @@ where
         self
     }
 
+    /// Ends after `count` ids. With 0 none is generated and nothing is fed to the cache.
+    #[must_use]
+    pub const fn with_max_new(mut self, count: usize) -> Self {
+        self.left = count;
+        self
+    }
+
+    /// Chooses ids by `sampling`. The ids of the prompt count as seen.
+    #[must_use]
+    pub fn with_sampling(mut self, sampling: Sampling) -> Self {
+        self.sampler = self.sampler.with_sampling(sampling);
+        self
+    }
+
+    /// Counts `ids` as seen too: those that the cache held before the prompt.
+    #[must_use]
+    pub fn with_history(mut self, ids: &[u32]) -> Self {
+        self.sampler.see(ids);
+        self
+    }
+
+    /// Why it ended; `None` while it runs and after an error.
+    #[must_use]
+    pub const fn finish_reason(&self) -> Option<FinishReason> {
+        match self.state {
+            State::EndOfText(id) => Some(FinishReason::EndOfText(id)),
+            State::Running if self.left == 0 => Some(FinishReason::Length),
+            State::Running | State::Failed => None,
+        }
+    }
+
     fn step(&mut self) -> Result<u32, GenerateError> {
         loop {
             let tokens = self.due.pop_front().unwrap_or_default();
@@ -114,7 +180,8 @@ where
             if !more {
                 let position = self.cache.position(0);
                 let logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
-                let id = argmax(&logits).ok_or(GenerateError::NotFinite { position })?;
+                let id = self.sampler.choose(&logits);
+                let id = id.ok_or(GenerateError::NotFinite { position })?;
                 self.due.push_back(vec![id]);
                 return Ok(id);
             }
@@ -122,24 +189,28 @@ where
     }
 }
 
-impl<C> Iterator for Greedy<'_, C>
+impl<C> Iterator for Generation<'_, C>
 where
     C: CacheBackend + ?Sized,
 {
     type Item = Result<u32, GenerateError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
+        if self.left == 0 || self.state != State::Running {
             return None;
         }
         let next = self.step();
-        self.done = match &next {
-            Ok(id) => self.eos.contains(id),
-            Err(_) => true,
-        };
+        self.left -= 1;
+        match &next {
+            Ok(id) if self.eos.contains(id) => self.state = State::EndOfText(*id),
+            Ok(_) => {}
+            Err(_) => self.state = State::Failed,
+        }
         Some(next)
     }
 }
+
+impl<C> FusedIterator for Generation<'_, C> where C: CacheBackend + ?Sized {}
 
 /// The index of the largest logit, the lowest of equals; `None` if one is not finite or there is none.
 ///

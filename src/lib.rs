@@ -7,6 +7,8 @@
 
 pub mod cache;
 pub mod exact;
+#[cfg(any(feature = "pretrained", feature = "text"))]
+mod files;
 #[cfg(feature = "generate")]
 pub mod generate;
 pub mod memory;
@@ -15,6 +17,8 @@ pub mod model;
 pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
+#[cfg(feature = "text")]
+pub mod text;
 
 pub use burn;
 pub use cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window};

@@ -8,11 +8,7 @@ mod error;
 mod llama;
 mod weights;
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-};
+use std::path::Path;
 
 use burn::tensor::Device;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -23,7 +19,10 @@ use self::{
     llama::{LlamaConfig, Refusal},
     weights::Weights,
 };
-use crate::model::{BuildError, Decoder, DecoderConfig};
+use crate::{
+    files,
+    model::{BuildError, Decoder, DecoderConfig},
+};
 
 /// A model read from a folder.
 #[derive(Debug)]
@@ -201,12 +200,7 @@ fn check(config: &DecoderConfig, weights: &Weights, dir: &Path) -> Result<u64, L
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
-    let text = open(path).and_then(|mut file| {
-        let mut text = Vec::new();
-        file.read_to_end(&mut text)?;
-        Ok(text)
-    });
-    let text = text.map_err(|source| LoadError::Io {
+    let text = files::read(path).map_err(|source| LoadError::Io {
         path: path.into(),
         source,
     })?;
@@ -214,15 +208,4 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
         path: path.into(),
         source,
     })
-}
-
-/// Opens a regular file: anything else could block for ever.
-fn open(path: &Path) -> io::Result<File> {
-    if path.metadata()?.is_file() {
-        return File::open(path);
-    }
-    Err(io::Error::new(
-        io::ErrorKind::InvalidInput,
-        "not a regular file",
-    ))
 }

@@ -9,6 +9,8 @@
 mod attention;
 #[path = "it/bad_input.rs"]
 mod bad_input;
+#[path = "it/chat.rs"]
+mod chat;
 #[path = "it/exactness.rs"]
 mod exactness;
 #[path = "it/families.rs"]
@@ -35,9 +37,13 @@ mod real;
 mod recorder;
 #[path = "it/reference.rs"]
 mod reference;
+#[path = "it/sampling.rs"]
+mod sampling;
 #[path = "it/session.rs"]
 mod session;
 #[path = "it/sliding.rs"]
 mod sliding;
 #[path = "it/support.rs"]
 mod support;
+#[path = "it/text.rs"]
+mod text;

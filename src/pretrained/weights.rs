@@ -14,6 +14,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 
 use super::LoadError;
+use crate::files;
 
 /// All tensors of a folder, by name.
 #[derive(Debug)]
@@ -199,7 +200,7 @@ fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
 }
 
 fn read_at(path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
-    let mut file = super::open(path)?;
+    let mut file = files::open(path)?;
     file.seek(SeekFrom::Start(at))?;
     let mut bytes = vec![0; length];
     file.read_exact(&mut bytes)?;
@@ -217,7 +218,7 @@ fn header(path: &Path) -> Result<(u64, Metadata), LoadError> {
         expected,
         found,
     };
-    let mut file = super::open(path).map_err(io)?;
+    let mut file = files::open(path).map_err(io)?;
     let found = file.metadata().map_err(io)?.len();
     let mut length = [0; 8];
     if found < 8 {

@@ -7,7 +7,7 @@ use kv_direct::{
         Replay, ResidualCheckpoint, ResidualConfig, Span, Step, TokenIds, Window,
     },
     exact::conformance::{Conformance, KernelShapes},
-    generate::{GenerateError, Greedy},
+    generate::{GenerateError, Generation},
     model::{ConfigError, Decoder, DecoderConfig, ForwardError},
     positions::Positions,
 };
@@ -58,7 +58,7 @@ fn an_empty_prompt() {
     let decoder = tiny(2);
     let mut cache = FullKv::new(&decoder.shape());
     assert!(matches!(
-        Greedy::new(&decoder, &mut cache, &[]),
+        Generation::new(&decoder, &mut cache, &[]),
         Err(GenerateError::EmptyPrompt)
     ));
 }
@@ -512,7 +512,7 @@ fn logits_that_are_not_finite_are_no_token() {
     )
     .expect("a good configuration");
     let mut cache = FullKv::new(&decoder.shape());
-    let next = Greedy::new(&decoder, &mut cache, &[1])
+    let next = Generation::new(&decoder, &mut cache, &[1])
         .expect("a prompt")
         .next();
     assert!(

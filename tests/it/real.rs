@@ -5,7 +5,7 @@ use std::{env, path::PathBuf};
 use burn::tensor::Device;
 use kv_direct::{
     cache::{CacheBackend, Floor, FullKv, Window},
-    generate::Greedy,
+    generate::Generation,
     pretrained::{Pretrained, load},
 };
 use serde::Deserialize;
@@ -23,15 +23,19 @@ struct Case {
     gaps: Vec<f32>,
 }
 
-/// The model, or a visible note that the test was skipped.
-fn smollm2(test: &str) -> Option<Pretrained> {
-    let Some(models) = env::var_os("KV_DIRECT_MODELS") else {
+/// The folder of models, or a visible note that the test was skipped.
+pub fn models(test: &str) -> Option<PathBuf> {
+    let models = env::var_os("KV_DIRECT_MODELS").map(PathBuf::from);
+    if models.is_none() {
         // Not through the captured output: a skipped test must be seen.
         let note = format!("SKIPPED {test}: KV_DIRECT_MODELS does not name a folder of models\n");
         let _ = std::io::Write::write_all(&mut std::io::stderr(), note.as_bytes());
-        return None;
-    };
-    let dir = PathBuf::from(models).join("smollm2-135m-instruct");
+    }
+    models
+}
+
+fn smollm2(test: &str) -> Option<Pretrained> {
+    let dir = models(test)?.join("smollm2-135m-instruct");
     Some(load(&dir, &Device::flex()).expect("KV_DIRECT_MODELS holds smollm2-135m-instruct"))
 }
 
@@ -53,7 +57,7 @@ fn greedy_tokens_are_those_of_transformers() {
             .iter()
             .position(|&gap| gap < 1e-3)
             .unwrap_or(case.gaps.len());
-        let ids: Vec<u32> = Greedy::new(&model.decoder, &mut cache, &case.prompt_ids)
+        let ids: Vec<u32> = Generation::new(&model.decoder, &mut cache, &case.prompt_ids)
             .expect("a prompt")
             .take(sure)
             .collect::<Result<_, _>>()

@@ -1,0 +1,197 @@
+//! Text in and out: a model folder's tokenizer and chat template, and pieces of text as they come.
+//!
+//! ```
+//! use burn::tensor::Device;
+//! use kv_direct::{
+//!     cache::FullKv,
+//!     generate::Generation,
+//!     pretrained::load,
+//!     text::{TextGeneration, Tokenizer},
+//! };
+//!
+//! let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny");
+//! let (tokenizer, model) = (Tokenizer::from_dir(dir)?, load(dir, &Device::flex())?);
+//! let mut cache = FullKv::new(&model.decoder.shape());
+//!
+//! let prompt = tokenizer.encode("Once upon a time")?;
+//! let ids = Generation::new(&model.decoder, &mut cache, &prompt)?.with_max_new(8);
+//! for piece in TextGeneration::new(ids, &tokenizer).with_stop("\n")? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod chat;
+mod config;
+mod error;
+mod generation;
+mod json;
+mod stops;
+mod stream;
+
+use std::{fmt, path::Path};
+
+pub use self::{
+    chat::Message, error::TextError, generation::TextGeneration, stops::Stops, stream::TextStream,
+};
+use self::{chat::Template, config::Config};
+use crate::files;
+
+/// Text to ids and back, as a model folder says.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// The id that begins a text, where the folder names one.
+    bos: Option<u32>,
+    /// Whether the folder asks for it in front of raw text.
+    add_bos: bool,
+    template: Template,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("bos", &self.bos)
+            .field("add_bos", &self.add_bos)
+            .field("template", &self.template)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and, where they are there, `tokenizer_config.json`,
+    /// `special_tokens_map.json` and `chat_template.jinja` (which wins over the template in
+    /// `tokenizer_config.json`). Truncation and padding in `tokenizer.json` are switched off.
+    ///
+    /// # Errors
+    /// [`TextError`], naming the file. A bad chat template is an error of [`render`](Self::render).
+    ///
+    /// ```
+    /// use kv_direct::text::Tokenizer;
+    ///
+    /// let tokenizer = Tokenizer::from_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny"))?;
+    /// let ids = tokenizer.encode("fox")?;
+    /// assert_eq!(tokenizer.decode(&ids)?, "fox");
+    /// # Ok::<(), kv_direct::text::TextError>(())
+    /// ```
+    pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TextError> {
+        let dir = dir.as_ref();
+        let path = dir.join("tokenizer.json");
+        let bytes = files::read(&path).map_err(|source| TextError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let bad = |source| TextError::Tokenizer {
+            path: path.clone(),
+            source,
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(bad)?;
+        inner
+            .with_padding(None)
+            .with_truncation(None)
+            .map_err(bad)?;
+        let config = Config::read(dir)?;
+        let token = config.token("bos_token");
+        let bos = token.and_then(|token| inner.token_to_id(token));
+        if config.add_bos && bos.is_none() {
+            return Err(TextError::UnknownBos {
+                path: dir.join("tokenizer_config.json"),
+                token: token.map(str::to_owned),
+            });
+        }
+        Ok(Self {
+            inner,
+            bos,
+            add_bos: config.add_bos,
+            template: Template::new(dir, config.template, config.tokens),
+        })
+    }
+
+    /// The ids of raw text, with the special tokens that the tokenizer puts around a text.
+    ///
+    /// Exactly one begin-of-text id comes first where `tokenizer.json` or `add_bos_token` asks for
+    /// one. A text that begins with that token's own string gets no second one; transformers would
+    /// put one there. transformers also leaves `add_bos_token` unread where there is a
+    /// `tokenizer.json`; here `true` counts, `false` leaves it to `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = self.inner.encode_fast(text, true);
+        let encoding = encoding.map_err(|source| TextError::Encode { source })?;
+        let mut ids = encoding.get_ids().to_vec();
+        let Some(bos) = self.bos else {
+            return Ok(ids);
+        };
+        // The mask is 1 where an id does not come from the text.
+        let put = ids.first() == Some(&bos) && encoding.get_special_tokens_mask()[0] == 1;
+        let own = ids.get(usize::from(put)) == Some(&bos);
+        if put && own {
+            ids.remove(0);
+        } else if self.add_bos && !put && !own {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`, without special tokens and ids outside the vocabulary. Bytes that are no
+    /// UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TextError::Decode`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        // Some decoders of tokenizers cannot bear an empty list.
+        if ids.iter().all(|&id| self.shown(id).is_none()) {
+            return Ok(String::new());
+        }
+        let text = self.inner.decode(ids, true);
+        text.map_err(|source| TextError::Decode { source })
+    }
+
+    /// A stream that decodes ids one by one.
+    #[must_use]
+    pub const fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    /// The folder's chat template on `messages`, followed by the opening of an answer where
+    /// `add_generation_prompt` says so: the string that transformers renders.
+    ///
+    /// Nothing in a message is escaped: one that holds the string of a special token yields it.
+    ///
+    /// # Errors
+    /// [`TextError::NoTemplate`], [`TextError::Raised`] if the template refuses the messages,
+    /// [`TextError::Template`] if it is no good itself.
+    ///
+    /// # Cost
+    /// Parses the template in every call.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        self.template.render(messages, add_generation_prompt)
+    }
+
+    /// The ids of [`render`](Self::render)'s text. Nothing is added: a template writes its special
+    /// tokens itself.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render), and [`TextError::Encode`].
+    pub fn encode_chat(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let text = self.render(messages, add_generation_prompt)?;
+        let encoding = self.inner.encode_fast(text, false);
+        let encoding = encoding.map_err(|source| TextError::Encode { source })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The token of an id that decoding shows; `None` for special and unknown ones.
+    fn shown(&self, id: u32) -> Option<String> {
+        let special = self.inner.get_added_vocabulary();
+        let token = self.inner.id_to_token(id)?;
+        (!special.is_special_token(&token)).then_some(token)
+    }
+}

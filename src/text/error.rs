@@ -1,0 +1,101 @@
+//! What can go wrong between text and ids.
+
+use std::{error::Error, io, path::PathBuf};
+
+use crate::generate::GenerateError;
+
+type Source = Box<dyn Error + Send + Sync>;
+
+/// Why text could not be read, made or shown. What is about a folder names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A file is not the JSON it should be.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// A field has a value of another kind than it should.
+    #[error("{} has a {field} that is not valid", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: &'static str,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// `tokenizer.json` describes no tokenizer that can be built.
+    #[error("{} is no tokenizer", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Source,
+    },
+    /// `add_bos_token` is set, but there is no such token.
+    #[error("{} asks for add_bos_token, but its bos_token {token:?} is not in the vocabulary", path.display())]
+    UnknownBos {
+        /// The file.
+        path: PathBuf,
+        /// `bos_token`, if there is one.
+        token: Option<String>,
+    },
+    /// The tokenizer refused a text.
+    #[error("the text cannot be encoded")]
+    Encode {
+        /// Why.
+        source: Source,
+    },
+    /// The tokenizer refused ids.
+    #[error("the ids cannot be decoded")]
+    Decode {
+        /// Why.
+        source: Source,
+    },
+    /// A token changed text that was shown already, which no decoder should do.
+    #[error("the text was {shown:?} when it was shown, and is {found:?} now")]
+    Unstable {
+        /// The end of what was shown.
+        shown: String,
+        /// What the same ids and the newest ones decode to.
+        found: String,
+    },
+    /// The folder has no chat template.
+    #[error("{} has no chat template, neither a chat_template.jinja nor a default one in tokenizer_config.json", dir.display())]
+    NoTemplate {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The chat template cannot be parsed or rendered.
+    #[error("the chat template of {} cannot be rendered", dir.display())]
+    Template {
+        /// The folder.
+        dir: PathBuf,
+        /// What is wrong, and in which line.
+        source: Source,
+    },
+    /// The chat template refuses the messages.
+    #[error("the chat template refuses the messages: {message}")]
+    Raised {
+        /// What it says.
+        message: String,
+    },
+    /// A stop string is empty: every text holds it.
+    #[error("a stop string is empty")]
+    EmptyStop,
+    /// No further id could be generated.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+}

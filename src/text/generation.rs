@@ -1,0 +1,132 @@
+//! Text as it is generated.
+
+use std::iter::FusedIterator;
+
+use super::{Stops, TextError, TextStream, Tokenizer};
+use crate::{
+    cache::CacheBackend,
+    generate::{FinishReason, Generation},
+};
+
+/// The text of a [`Generation`], piece by piece, up to a stop string.
+///
+/// Pieces are never empty. The id that ends a text adds none. When a stop string ends it, the cache
+/// holds the ids up to there, and perhaps a few more.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use kv_direct::{
+///     cache::FullKv,
+///     generate::{FinishReason, Generation},
+///     pretrained::load,
+///     text::{TextGeneration, Tokenizer},
+/// };
+///
+/// let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny");
+/// let (tokenizer, model) = (Tokenizer::from_dir(dir)?, load(dir, &Device::flex())?);
+/// let mut cache = FullKv::new(&model.decoder.shape());
+/// let ids = Generation::new(&model.decoder, &mut cache, &[1, 2, 3])?.with_max_new(4);
+///
+/// let mut text = TextGeneration::new(ids, &tokenizer);
+/// let shown: String = text.by_ref().collect::<Result<_, _>>()?;
+/// assert_eq!(text.finish_reason(), Some(FinishReason::Length));
+/// assert_eq!(shown, tokenizer.decode(text.ids())?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TextGeneration<'a, C>
+where
+    C: CacheBackend + ?Sized,
+{
+    generation: Generation<'a, C>,
+    stream: TextStream<'a>,
+    stops: Stops,
+    ids: Vec<u32>,
+    done: bool,
+    finish_reason: Option<FinishReason>,
+}
+
+impl<'a, C> TextGeneration<'a, C>
+where
+    C: CacheBackend + ?Sized,
+{
+    /// The text of `generation` by `tokenizer`.
+    #[must_use]
+    pub const fn new(generation: Generation<'a, C>, tokenizer: &'a Tokenizer) -> Self {
+        Self {
+            generation,
+            stream: tokenizer.stream(),
+            stops: Stops::new(),
+            ids: Vec::new(),
+            done: false,
+            finish_reason: None,
+        }
+    }
+
+    /// Ends before this text, too; see [`Stops`].
+    ///
+    /// # Errors
+    /// [`TextError::EmptyStop`].
+    pub fn with_stop(mut self, stop: impl Into<String>) -> Result<Self, TextError> {
+        self.stops.add(stop)?;
+        Ok(self)
+    }
+
+    /// The ids generated so far, also those that were not shown.
+    #[must_use]
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Why it ended; `None` while it runs and after an error.
+    #[must_use]
+    pub const fn finish_reason(&self) -> Option<&FinishReason> {
+        self.finish_reason.as_ref()
+    }
+
+    /// The text of the next id, or the rest of it.
+    fn step(&mut self) -> Result<String, TextError> {
+        let id = self.generation.next().transpose()?;
+        self.ids.extend(id);
+        let ended = self.generation.finish_reason();
+        let mut shown = String::new();
+        if let Some(id) = id
+            && !matches!(ended, Some(FinishReason::EndOfText(_)))
+        {
+            shown += &self.stops.push(&self.stream.push(id)?);
+        }
+        if ended.is_some() {
+            shown += &self.stops.push(&self.stream.finish()?);
+            shown += &self.stops.finish();
+        }
+        let stopped = self.stops.found();
+        let stopped = stopped.map(|stop| FinishReason::StopString(stop.to_owned()));
+        self.finish_reason = stopped.or(ended);
+        // Without a reason and without an id the generation had failed before.
+        self.done = self.finish_reason.is_some() || id.is_none();
+        Ok(shown)
+    }
+}
+
+impl<C> Iterator for TextGeneration<'_, C>
+where
+    C: CacheBackend + ?Sized,
+{
+    type Item = Result<String, TextError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.done {
+            match self.step() {
+                Ok(piece) if piece.is_empty() => {}
+                Ok(piece) => return Some(Ok(piece)),
+                Err(error) => {
+                    self.done = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl<C> FusedIterator for TextGeneration<'_, C> where C: CacheBackend + ?Sized {}
