@@ -3,6 +3,8 @@
 //! or a conversation, one line a turn, with `--chat` in place of `--prompt`.
 
 mod common;
+#[path = "common/sampling.rs"]
+mod sampling;
 
 use std::{
     io::{Write, stdin, stdout},
@@ -35,24 +37,8 @@ struct Args {
     /// Tokens to generate at most, for every prompt.
     #[arg(long, short = 'n', default_value_t = 64)]
     sample_len: usize,
-    /// 0 takes the most probable token, 1 samples from the model's own distribution.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f64,
-    /// Sample from this many most probable tokens.
-    #[arg(long)]
-    top_k: Option<usize>,
-    /// Sample from the most probable tokens that reach this probability together.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f64,
-    /// Sample from tokens at least this probable, relative to the most probable one.
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f64,
-    /// Above 1, makes tokens that came before less likely.
-    #[arg(long, default_value_t = 1.0)]
-    repetition_penalty: f64,
-    /// Same seed, same text.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: sampling::Flags,
     /// Text to end before; may be given more than once.
     #[arg(long)]
     stop: Vec<String>,
@@ -67,7 +53,7 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let tokenizer = Tokenizer::from_dir(&args.model)?;
-    let sampling = sampling(&args)?;
+    let sampling = args.sampling.build()?;
     let model = common::load(&args.model)?;
     let mut session = Session {
         cache: cache(args.cache, args.hot, &model.decoder)?,
@@ -90,19 +76,6 @@ fn main() -> Result<()> {
         messages.push(Message::new("assistant", session.answer(&ids)?));
     }
     Ok(())
-}
-
-fn sampling(args: &Args) -> Result<Sampling> {
-    let sampling = Sampling::new()
-        .with_temperature(args.temperature)?
-        .with_top_p(args.top_p)?
-        .with_min_p(args.min_p)?
-        .with_repetition_penalty(args.repetition_penalty)?
-        .with_seed(args.seed);
-    Ok(match args.top_k {
-        Some(top_k) => sampling.with_top_k(top_k)?,
-        None => sampling,
-    })
 }
 
 /// What lives on from turn to turn.

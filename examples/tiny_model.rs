@@ -32,6 +32,14 @@ fn main() -> Result<()> {
         serde_json::to_string_pretty(&config)? + "\n",
     )?;
 
+    let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}\
+                    {% if add_generation_prompt %}assistant: {% endif %}";
+    let chat = json!({ "chat_template": template });
+    fs::write(
+        dir.join("tokenizer_config.json"),
+        serde_json::to_string_pretty(&chat)? + "\n",
+    )?;
+
     let mut shape = DecoderConfig::new(256, 64, 4, 4, 2);
     (shape.intermediate, shape.tied_head) = (160, true);
     let mut noise = Noise(7);

@@ -164,6 +164,15 @@ impl Tokenizer {
     ///
     /// # Cost
     /// Parses the template in every call.
+    ///
+    /// ```
+    /// use kv_direct::text::{Message, Tokenizer};
+    ///
+    /// let tokenizer = Tokenizer::from_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny"))?;
+    /// let text = tokenizer.render(&[Message::new("user", "Hi")], true)?;
+    /// assert_eq!(text, "user: Hi\nassistant: ");
+    /// # Ok::<(), kv_direct::text::TextError>(())
+    /// ```
     pub fn render(
         &self,
         messages: &[Message],

@@ -120,10 +120,13 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(unknown_method_callback);
     env.add_filter("tojson", to_json);
-    // In Python strings and dictionaries can be indexed as lists can.
+    // As in Python: strings and dictionaries are sequences, too, and nothing is not iterable.
     env.add_test("sequence", |value: &Value| {
         let kind = value.kind();
         matches!(kind, ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    env.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
     });
     env.add_function("raise_exception", |message: Value| {
         let raised = Raised(message.to_string());
