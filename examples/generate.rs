@@ -117,7 +117,7 @@ impl Session {
             answer += &piece;
         }
         println!();
-        let (reason, new) = (text.finish_reason().cloned(), text.ids().to_vec());
+        let (reason, new) = (text.finish_reason(), text.ids().to_vec());
         let (seconds, memory) = (start.elapsed().as_secs_f64(), self.cache.memory());
         let (fed, count) = (ids.len() - keep, new.len());
         if let Some(reason) = reason {

@@ -1,4 +1,6 @@
 //! Chat templates, in an environment that equals the jinja2 environment of transformers.
+//!
+//! A filter or string method of Python that is missing here is an error, not another text.
 
 use std::{
     error::Error,

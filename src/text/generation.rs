@@ -80,8 +80,8 @@ where
 
     /// Why it ended; `None` while it runs and after an error.
     #[must_use]
-    pub const fn finish_reason(&self) -> Option<&FinishReason> {
-        self.finish_reason.as_ref()
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish_reason.clone()
     }
 
     /// The text of the next id, or the rest of it.

@@ -461,7 +461,7 @@ fn generated_text_ends_before_a_stop_string_and_tells() {
     let mut cache = FullKv::new(&decoder.shape());
     let mut all = TextGeneration::new(sampled(&decoder, &mut cache), &tokenizer);
     let text = all.by_ref().collect::<Result<String, _>>().expect("text");
-    assert_eq!(all.finish_reason(), Some(&FinishReason::Length));
+    assert_eq!(all.finish_reason(), Some(FinishReason::Length));
     assert_eq!(all.ids().len(), 30);
     assert_eq!(tokenizer.decode(all.ids()).expect("ids"), text);
     assert!(text.is_ascii() && text.len() == 30, "{text:?}");
@@ -476,7 +476,7 @@ fn generated_text_ends_before_a_stop_string_and_tells() {
     assert_eq!(pieces.concat(), text[..at]);
     assert!(pieces.iter().all(|piece| !piece.is_empty()));
     let reason = FinishReason::StopString(stop.to_owned());
-    assert_eq!(stopped.finish_reason(), Some(&reason));
+    assert_eq!(stopped.finish_reason(), Some(reason));
     assert_eq!(
         stopped.ids().len(),
         at + 3,
@@ -502,7 +502,7 @@ fn the_end_of_text_adds_no_text() {
     let text = ended.by_ref().collect::<Result<String, _>>().expect("text");
     assert_eq!(text, tokenizer.decode(&ids[..at]).expect("ids"));
     let reason = FinishReason::EndOfText(ids[at]);
-    assert_eq!(ended.finish_reason(), Some(&reason));
+    assert_eq!(ended.finish_reason(), Some(reason));
     assert_eq!(ended.ids(), &ids[..=at]);
 }
 
