@@ -9,6 +9,7 @@ mod config;
 mod feed_forward;
 mod input;
 mod rope;
+mod source;
 mod weights;
 
 use std::{fmt, ops::Range};

@@ -1,28 +1,36 @@
 //! Reads a model folder as Hugging Face lays it out: `config.json` and safetensors files.
 //!
 //! Nothing here touches the network, and nothing is printed. A family is data: a mapping of its
-//! configuration to [`DecoderConfig`] and of its tensor names to
-//! neutral ones.
+//! configuration to [`DecoderConfig`] and of its tensor names to neutral ones. What can be read, by
+//! `model_type`: `llama`, `qwen2`, `qwen3`, `gemma3_text`, and the text model of `gemma3`. A field that
+//! changes the mathematics in a way the crate does not implement is an error that names it.
 
+mod check;
+mod decode;
+mod describe;
 mod error;
+mod family;
+mod fields;
+mod gemma3;
+mod header;
+mod json;
 mod llama;
+mod mapped;
+mod names;
+mod neutral;
+mod qwen;
+mod rope;
+mod warning;
 mod weights;
+mod windows;
 
 use std::path::Path;
 
 use burn::tensor::Device;
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
 
-pub use self::error::LoadError;
-use self::{
-    llama::{LlamaConfig, Refusal},
-    weights::Weights,
-};
-use crate::{
-    files,
-    model::{BuildError, Decoder, DecoderConfig},
-};
+use self::{check::check, describe::Described, names::Names, weights::Weights};
+pub use self::{error::LoadError, warning::Warning};
+use crate::model::{BuildError, Decoder, DecoderConfig};
 
 /// A model read from a folder.
 #[derive(Debug)]
@@ -32,13 +40,15 @@ pub struct Pretrained {
     pub decoder: Decoder,
     /// Ids that end a text: those of `config.json` and of `generation_config.json` together.
     pub eos: Vec<u32>,
+    /// What the folder leaves open or contradicts itself in.
+    pub warnings: Vec<Warning>,
 }
 
 /// How far loading has come.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Loaded<'a> {
-    /// The tensor that was just read, by its name in the file.
+    /// The tensor that is in place now, by its name in the file.
     pub tensor: &'a str,
     /// Bytes read so far, as stored.
     pub bytes: u64,
@@ -53,14 +63,18 @@ pub struct Loaded<'a> {
 /// expected and what was found.
 ///
 /// # Cost
-/// The weights in f32, and on top of them the tensors of one block, or the embedding, as read and one
-/// of them as stored.
+/// The weights in f32, and on top of them a few rows of one tensor as read and 16 MiB of it as stored.
+/// Files are mapped while they are read: leave them alone meanwhile. Cutting one short ends the
+/// process on most systems.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
 /// use kv_direct::{cache::FullKv, pretrained::load};
 ///
 /// let model = load("models/smollm2-135m-instruct", &Device::flex())?;
+/// for warning in &model.warnings {
+///     eprintln!("{warning}");
+/// }
 /// let mut cache = FullKv::new(&model.decoder.shape());
 /// let logits = model.decoder.forward(&[504, 15893][..], &mut cache)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -69,7 +83,7 @@ pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Pretrained, LoadEr
     load_with_progress(dir, device, |_| {})
 }
 
-/// [`load`], telling `progress` of every tensor read.
+/// [`load`], telling `progress` of every tensor once it is in place.
 ///
 /// # Errors
 /// As [`load`].
@@ -79,21 +93,48 @@ pub fn load_with_progress(
     mut progress: impl FnMut(Loaded<'_>),
 ) -> Result<Pretrained, LoadError> {
     let dir = dir.as_ref();
-    let (mut config, eos) = read_config(dir)?;
+    let described = Described::read(dir)?;
     let weights = Weights::open(dir)?;
-    config.tied_head |= !weights.contains(&llama::tensor_name("head"));
-    let total = check(&config, &weights, dir)?;
+    let (mut config, mut warnings) = (described.config, described.warnings);
+    let names = if described.wrapped {
+        Names::wrapped(config.post_norms, &weights)
+    } else {
+        Names::plain(config.post_norms)
+    };
+    let embedding = names.tensor("embedding");
+    let head = weights.contains(names.head);
+    if !head && described.untied {
+        let tensor = names.head.into();
+        warnings.push(Warning::HeadAbsent { tensor });
+    }
+    config.tied_head |= !head;
+    config.embedding_scale = config
+        .embedding_scale
+        .map(|scale| gemma3::rounded(scale, weights.dtype(&embedding)));
+    let total = check(&config, &names, &weights, dir)?;
+    if config.tied_head && head && !weights.same(&embedding, names.head)? {
+        let tensor = names.head.into();
+        warnings.push(Warning::HeadIgnored { tensor });
+    }
+
     let mut bytes = 0;
-    let decoder = Decoder::from_weights(config, device, |neutral, _| {
-        let tensor = llama::tensor_name(neutral);
-        let data = weights.read(&tensor)?;
-        bytes += weights.stored_bytes(&tensor);
+    let mut report = |tensor: &str| {
+        bytes += weights.stored_bytes(tensor);
         progress(Loaded {
-            tensor: &tensor,
+            tensor,
             bytes,
             total,
         });
-        Ok(data)
+    };
+    // A tensor is in place when the next one is asked for, or nothing is left to ask for.
+    let mut last: Option<String> = None;
+    let decoder = Decoder::from_weights(config, device, |neutral, _| {
+        let tensor = names.tensor(neutral);
+        let data = weights.read(&tensor);
+        if let Some(last) = last.replace(tensor) {
+            report(&last);
+        }
+        data
     })
     .map_err(|error| match error {
         BuildError::Weight { source, .. } => source,
@@ -102,110 +143,32 @@ pub fn load_with_progress(
             source: Box::new(error),
         },
     })?;
-    Ok(Pretrained { decoder, eos })
-}
-
-#[derive(Deserialize)]
-struct Ends {
-    eos_token_id: Option<Value>,
-}
-
-/// `config.json` as a neutral description, and the ids that end a text.
-fn read_config(dir: &Path) -> Result<(DecoderConfig, Vec<u32>), LoadError> {
-    let path = dir.join("config.json");
-    let json: Value = read_json(&path)?;
-    let found = json.get("model_type").and_then(Value::as_str);
-    if found != Some("llama") {
-        let found = found.map(str::to_owned);
-        return Err(LoadError::ModelType {
-            path,
-            found,
-            supported: &["llama"],
-        });
+    if let Some(last) = last {
+        report(&last);
     }
-    let parsed = |source| LoadError::Json {
-        path: path.clone(),
-        source,
-    };
-    let ends: Ends = serde_json::from_value(json.clone()).map_err(parsed)?;
-    let config: LlamaConfig = serde_json::from_value(json).map_err(parsed)?;
-    let config = config.decoder().map_err(|refusal| {
-        let path = path.clone();
-        match refusal {
-            Refusal::Unsupported { field, value } => LoadError::Unsupported { path, field, value },
-            Refusal::Missing { field } => LoadError::MissingField { path, field },
-        }
-    })?;
-    let generation = dir.join("generation_config.json");
-    let more: Option<Ends> = generation
-        .exists()
-        .then(|| read_json(&generation))
-        .transpose()?;
-    let ids = [Some(ends), more]
-        .into_iter()
-        .flatten()
-        .filter_map(|ends| ends.eos_token_id);
-    let mut eos: Vec<u32> = ids
-        .flat_map(|id| {
-            if let Value::Array(ids) = id {
-                ids
-            } else {
-                vec![id]
-            }
-        })
-        .filter_map(|id| id.as_u64()?.try_into().ok())
-        .collect();
-    eos.sort_unstable();
-    eos.dedup();
-    Ok((config, eos))
-}
-
-/// Checks that the folder holds exactly the tensors the model needs, in their shapes, and answers
-/// their bytes as stored. No data is read.
-fn check(config: &DecoderConfig, weights: &Weights, dir: &Path) -> Result<u64, LoadError> {
-    let mut needed = Vec::new();
-    config
-        .weights()
-        .map_err(|source| LoadError::Build {
-            dir: dir.into(),
-            source: Box::new(source.into()),
-        })?
-        .into_iter()
-        .try_for_each(|(neutral, shape)| {
-            let name = llama::tensor_name(&neutral);
-            let checked = weights.check(&name, &shape);
-            needed.push(name);
-            checked
-        })?;
-    let missing: Vec<String> = needed
-        .iter()
-        .filter(|name| !weights.contains(name))
-        .cloned()
-        .collect();
-    let ignored = |name: &str| name == "lm_head.weight" || name.ends_with("rotary_emb.inv_freq");
-    let known: std::collections::HashSet<&str> = needed.iter().map(String::as_str).collect();
-    let unexpected: Vec<String> = weights
-        .names()
-        .filter(|name| !known.contains(name) && !ignored(name))
-        .map(str::to_owned)
-        .collect();
-    if missing.is_empty() && unexpected.is_empty() {
-        return Ok(needed.iter().map(|name| weights.stored_bytes(name)).sum());
-    }
-    Err(LoadError::Tensors {
-        dir: dir.into(),
-        missing,
-        unexpected,
+    Ok(Pretrained {
+        decoder,
+        eos: described.eos,
+        warnings,
     })
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, LoadError> {
-    let text = files::read(path).map_err(|source| LoadError::Io {
-        path: path.into(),
-        source,
-    })?;
-    serde_json::from_slice(&text).map_err(|source| LoadError::Json {
-        path: path.into(),
-        source,
-    })
+/// The configuration in `dir`, by `config.json` alone: the weights need not be there, and nothing is
+/// read of them.
+///
+/// Where there are weights, [`load`] goes by them in two points: without a stored head the head is the
+/// embedding, and Gemma's embedding scale is rounded to the dtype the embedding is stored in. Here the
+/// configuration's own word counts, f32 if it names no dtype.
+///
+/// # Errors
+/// As [`load`] for the two configuration files.
+///
+/// ```no_run
+/// let config = kv_direct::pretrained::config("models/gemma3-270m")?;
+/// let windows = config.layers.iter().filter(|layer| layer.window.is_some());
+/// println!("{} of {} layers have a window", windows.count(), config.layers.len());
+/// # Ok::<(), kv_direct::pretrained::LoadError>(())
+/// ```
+pub fn config(dir: impl AsRef<Path>) -> Result<DecoderConfig, LoadError> {
+    Ok(Described::read(dir.as_ref())?.alone())
 }

@@ -5,18 +5,30 @@
     reason = "tests say what they check by their names"
 )]
 
+#[path = "it/allocator.rs"]
+mod allocator;
 #[path = "it/attention.rs"]
 mod attention;
 #[path = "it/bad_input.rs"]
 mod bad_input;
+#[path = "it/by_folder.rs"]
+mod by_folder;
 #[path = "it/chat.rs"]
 mod chat;
+#[path = "it/config_json.rs"]
+mod config_json;
 #[path = "it/exactness.rs"]
 mod exactness;
 #[path = "it/families.rs"]
 mod families;
 #[path = "it/fields.rs"]
 mod fields;
+#[path = "it/flips.rs"]
+mod flips;
+#[path = "it/folder.rs"]
+mod folder;
+#[path = "it/fuzz.rs"]
+mod fuzz;
 #[path = "it/golden.rs"]
 mod golden;
 #[path = "../examples/common/kl.rs"]
@@ -33,10 +45,16 @@ mod policies;
 mod random;
 #[path = "it/real.rs"]
 mod real;
+#[path = "it/real_configs.rs"]
+mod real_configs;
 #[path = "../examples/common/recorder.rs"]
 mod recorder;
 #[path = "it/reference.rs"]
 mod reference;
+#[path = "it/refused_fields.rs"]
+mod refused_fields;
+#[path = "it/rope_fields.rs"]
+mod rope_fields;
 #[path = "it/sampling.rs"]
 mod sampling;
 #[path = "it/session.rs"]
@@ -47,3 +65,7 @@ mod sliding;
 mod support;
 #[path = "it/text.rs"]
 mod text;
+#[path = "it/warnings.rs"]
+mod warnings;
+#[path = "it/window_fields.rs"]
+mod window_fields;

@@ -32,7 +32,7 @@ pub(crate) fn random_decoder() -> Decoder {
     };
     let weights = |_: &str, shape: &[usize]| {
         let elements: usize = shape.iter().product();
-        Ok::<_, Infallible>((0..elements).map(|_| noise()).collect())
+        Ok::<_, Infallible>((0..elements).map(|_| noise()).collect::<Vec<_>>())
     };
     Decoder::from_weights(config, &Device::flex(), weights).expect("the configuration fits")
 }

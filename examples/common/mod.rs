@@ -20,5 +20,9 @@ pub(crate) fn load(dir: &Path) -> Result<Pretrained> {
         bar.set_position(loaded.bytes);
     });
     bar.finish_and_clear();
-    model.with_context(|| format!("loading {}", dir.display()))
+    let model = model.with_context(|| format!("loading {}", dir.display()))?;
+    for warning in &model.warnings {
+        eprintln!("warning: {warning}");
+    }
+    Ok(model)
 }

@@ -1,8 +1,8 @@
 //! From checkpoint tensors to the layers of a decoder.
 
-use std::{collections::BTreeMap, num::NonZeroUsize};
+use std::num::NonZeroUsize;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
 use super::{
     ConfigError, Decoder, DecoderConfig, RopeConfig,
@@ -10,6 +10,7 @@ use super::{
     block::{Block, Shared},
     feed_forward::FeedForward,
     rope::RopeTable,
+    source::Source,
 };
 use crate::exact::linear;
 
@@ -38,7 +39,7 @@ where
         name: String,
         /// The shape asked for.
         shape: Vec<usize>,
-        /// Elements handed over.
+        /// Elements handed over; at least as many, where the source has more than it says.
         found: usize,
     },
 }
@@ -63,10 +64,12 @@ impl Decoder {
     /// Builds a decoder in f32 on `device`, asking `weights` for each tensor by a neutral name and
     /// the shape it must have in Hugging Face's orientation, `[out, in]`, row by row.
     ///
-    /// [`DecoderConfig::weights`] lists the names and shapes.
+    /// [`DecoderConfig::weights`] lists the names and shapes. Elements are pulled one after the other
+    /// into their place: a source that makes them as it goes never holds a weight whole.
     ///
     /// # Errors
-    /// [`BuildError`]: a configuration that does not fit, or whatever `weights` fails with.
+    /// [`BuildError`]: a configuration that does not fit, a weight of too few or too many elements, or
+    /// whatever `weights` fails with.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -79,47 +82,30 @@ impl Decoder {
     /// assert_eq!(decoder.shape().layers(), 3);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn from_weights<E>(
+    pub fn from_weights<E, I>(
         config: DecoderConfig,
         device: &Device,
-        mut weights: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>,
+        weights: impl FnMut(&str, &[usize]) -> Result<I, E>,
     ) -> Result<Self, BuildError<E>>
     where
         E: std::error::Error + 'static,
+        I: IntoIterator<Item = f32>,
     {
         config.validate()?;
-        let mut read = |name: &str, shape: &[usize]| {
-            let data = weights(name, shape).map_err(|source| BuildError::Weight {
-                name: name.into(),
-                source,
-            })?;
-            if data.len() == shape.iter().product::<usize>() {
-                return Ok(data);
-            }
-            Err(BuildError::Elements {
-                name: name.into(),
-                shape: shape.to_vec(),
-                found: data.len(),
-            })
-        };
+        let mut source = Source::new(weights, device);
         let hidden = config.hidden;
-        let embedding = read("embedding", &[config.vocab, hidden])?;
+        let whole = [config.vocab, hidden];
+        let mut head = |name: &str| source.transposed(&[(name.into(), whole[0])], hidden);
         let (embedding, head) = if config.tied_head {
-            (
-                None,
-                transposed([(&embedding[..], config.vocab)], hidden, device),
-            )
+            (None, head("embedding")?)
         } else {
-            let head = read("head", &[config.vocab, hidden])?;
-            let head = transposed([(&head[..], config.vocab)], hidden, device);
-            (
-                Some(tensor(embedding, [config.vocab, hidden], device)),
-                head,
-            )
+            let head = head("head")?;
+            (Some(source.matrix("embedding", whole)?), head)
         };
 
         let mut tables: Vec<(RopeConfig, RopeTable)> = Vec::new();
         let mut blocks = Vec::with_capacity(config.layers.len());
+        let shapes = config.block_weights();
         for (index, layer) in config.layers.iter().enumerate() {
             let table = tables
                 .iter()
@@ -129,17 +115,14 @@ impl Decoder {
                     tables.push((layer.rope, table));
                     tables.len() - 1
                 });
-            let mut loader = Loader {
-                device,
-                tensors: BTreeMap::new(),
+            let mut parts = Parts {
+                source: &mut source,
+                layer: index,
+                shapes: &shapes,
             };
-            for (name, shape) in config.block_weights() {
-                let data = read(&format!("layers.{index}.{name}"), &shape)?;
-                loader.tensors.insert(name, (data, shape));
-            }
-            blocks.push(loader.block(&config, table, layer.window));
+            blocks.push(parts.block(&config, table, layer.window)?);
         }
-        let final_norm = tensor(read("final_norm", &[hidden])?, [hidden], device);
+        let final_norm = source.vector(&[("final_norm".into(), hidden)])?;
         let shared = Shared {
             config,
             tables: tables.into_iter().map(|(_, table)| table).collect(),
@@ -155,101 +138,86 @@ impl Decoder {
     }
 }
 
-/// The tensors of one block by neutral name, and the device they go to.
-struct Loader<'a> {
-    device: &'a Device,
-    tensors: BTreeMap<&'static str, (Vec<f32>, Vec<usize>)>,
+/// The weights of one block.
+struct Parts<'s, 'a, F> {
+    source: &'s mut Source<'a, F>,
+    layer: usize,
+    /// By neutral name; a bias or norm that the configuration lacks is not there.
+    shapes: &'s [(&'static str, Vec<usize>)],
 }
 
-impl Loader<'_> {
-    /// The block made of the tensors read; a bias or norm that was not asked for is not there.
+impl<F, I, E> Parts<'_, '_, F>
+where
+    F: FnMut(&str, &[usize]) -> Result<I, E>,
+    I: IntoIterator<Item = f32>,
+    E: std::error::Error + 'static,
+{
     fn block(
-        mut self,
+        &mut self,
         config: &DecoderConfig,
         table: usize,
         window: Option<NonZeroUsize>,
-    ) -> Block {
+    ) -> Result<Block, BuildError<E>> {
         let always = "the configuration lists this norm for every block";
-        Block {
-            attention_norm: self.norm("attention_norm").expect(always),
+        Ok(Block {
+            attention_norm: self.norm("attention_norm")?.expect(always),
             attention: Attention {
-                query: self.linear(&["query"], &["query.bias"]),
-                key_value: self.linear(&["key", "value"], &["key.bias", "value.bias"]),
-                output: self.linear(&["output"], &["output.bias"]),
-                query_norm: self.norm("query_norm"),
-                key_norm: self.norm("key_norm"),
+                query: self.linear(&["query"])?,
+                key_value: self.linear(&["key", "value"])?,
+                output: self.linear(&["output"])?,
+                query_norm: self.norm("query_norm")?,
+                key_norm: self.norm("key_norm")?,
             },
-            post_attention_norm: self.norm("post_attention_norm"),
-            feed_forward_norm: self.norm("feed_forward_norm").expect(always),
+            post_attention_norm: self.norm("post_attention_norm")?,
+            feed_forward_norm: self.norm("feed_forward_norm")?.expect(always),
             feed_forward: FeedForward {
-                gate_up: self.linear(&["gate", "up"], &["gate.bias", "up.bias"]),
-                down: self.linear(&["down"], &["down.bias"]),
+                gate_up: self.linear(&["gate", "up"])?,
+                down: self.linear(&["down"])?,
                 activation: config.activation,
             },
-            post_feed_forward_norm: self.norm("post_feed_forward_norm"),
+            post_feed_forward_norm: self.norm("post_feed_forward_norm")?,
             table,
             window,
-        }
+        })
     }
 
-    fn norm(&mut self, name: &str) -> Option<Tensor<1>> {
-        let (data, shape) = self.tensors.remove(name)?;
-        Some(tensor(data, [shape[0]], self.device))
+    fn norm(&mut self, name: &str) -> Result<Option<Tensor<1>>, BuildError<E>> {
+        self.vector(&[name.to_owned()])
     }
 
     /// Linear layers of one input side by side.
-    fn linear(&mut self, names: &[&'static str], biases: &[&'static str]) -> Linear {
+    fn linear(&mut self, names: &[&str]) -> Result<Linear, BuildError<E>> {
+        let shape = |name: &&str| self.shape(name).expect("every block has its linear layers");
+        let width = shape(&names[0])[1];
         let parts: Vec<_> = names
             .iter()
-            .filter_map(|name| self.tensors.remove(name))
+            .map(|name| (self.full(name), shape(name)[0]))
             .collect();
-        let bias: Vec<f32> = biases
-            .iter()
-            .filter_map(|name| self.tensors.remove(name))
-            .flat_map(|(b, _)| b)
-            .collect();
-        let width = parts[0].1[1];
-        let weight = transposed(
-            parts.iter().map(|(data, shape)| (&data[..], shape[0])),
-            width,
-            self.device,
-        );
-        let out = bias.len();
-        Linear {
+        let weight = self.source.transposed(&parts, width)?;
+        let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
+        Ok(Linear {
             weight,
-            bias: (out > 0).then(|| tensor(bias, [out], self.device)),
-        }
+            bias: self.vector(&biases)?,
+        })
+    }
+
+    /// Vectors one behind the other, if the configuration has them.
+    fn vector(&mut self, names: &[String]) -> Result<Option<Tensor<1>>, BuildError<E>> {
+        let parts: Vec<_> = names
+            .iter()
+            .filter_map(|name| Some((self.full(name), self.shape(name)?[0])))
+            .collect();
+        (!parts.is_empty())
+            .then(|| self.source.vector(&parts))
+            .transpose()
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        let (_, shape) = self.shapes.iter().find(|(own, _)| *own == name)?;
+        Some(shape)
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("layers.{}.{name}", self.layer)
     }
 }
-
-fn tensor<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
-}
-
-/// Row-major `[out, width]` matrices side by side as one contiguous `[width, sum of out]`.
-fn transposed<'d>(
-    parts: impl IntoIterator<Item = (&'d [f32], usize)>,
-    width: usize,
-    device: &Device,
-) -> Tensor<2> {
-    let parts: Vec<_> = parts.into_iter().collect();
-    let total: usize = parts.iter().map(|(_, out)| out).sum();
-    let mut data = vec![0.0; width * total];
-    let mut left = 0;
-    for (matrix, out) in parts {
-        // Tiles that fit a cache: a plain double loop would touch a new line at every element.
-        for rows in (0..out).step_by(TILE) {
-            for columns in (0..width).step_by(TILE) {
-                for row in rows..(rows + TILE).min(out) {
-                    for column in columns..(columns + TILE).min(width) {
-                        data[column * total + left + row] = matrix[row * width + column];
-                    }
-                }
-            }
-        }
-        left += out;
-    }
-    tensor(data, [width, total], device)
-}
-
-const TILE: usize = 32;

@@ -1,7 +1,12 @@
 //! Why a model folder was refused.
 
-use std::{error::Error, io, path::PathBuf};
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
 
+use super::fields::Refusal;
 use crate::model::BuildError;
 
 /// Why a model folder could not be loaded. Every variant names the file.
@@ -24,6 +29,16 @@ pub enum LoadError {
         /// What the parser says.
         source: serde_json::Error,
     },
+    /// A JSON file of a size no model folder has.
+    #[error("{} has {bytes} bytes; at most {largest} are read", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The largest accepted.
+        largest: u64,
+    },
     /// A family the crate does not run.
     #[error("{} has model_type {found:?}; supported are {supported:?}", path.display())]
     ModelType {
@@ -44,13 +59,37 @@ pub enum LoadError {
         /// Its value.
         value: String,
     },
-    /// A field is missing that another one calls for.
-    #[error("{} lacks {field}, which its other fields call for", path.display())]
+    /// A field is missing that the family, or another field, calls for.
+    #[error("{} lacks {field}", path.display())]
     MissingField {
         /// The configuration.
         path: PathBuf,
         /// The field.
         field: String,
+    },
+    /// A field has a value of another kind than it should.
+    #[error("{} has {field} = {value}; it should be {expected}", path.display())]
+    InvalidField {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A field does not fit another one.
+    #[error("{} has {field} = {value}, which does not fit {other}", path.display())]
+    Conflict {
+        /// The configuration.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value.
+        value: String,
+        /// The other field, with its value where that helps.
+        other: String,
     },
     /// The index names a shard that is not there.
     #[error("{} names shard {shard}, which is not in the folder", index.display())]
@@ -134,4 +173,35 @@ pub enum LoadError {
         /// Why.
         source: Box<BuildError<Self>>,
     },
+}
+
+impl LoadError {
+    /// What a field of `path` is refused with.
+    pub(super) fn refused(path: &Path, refusal: Refusal) -> Self {
+        let path = path.into();
+        match refusal {
+            Refusal::Unsupported { field, value } => Self::Unsupported { path, field, value },
+            Refusal::Missing { field } => Self::MissingField { path, field },
+            Refusal::Invalid {
+                field,
+                value,
+                expected,
+            } => Self::InvalidField {
+                path,
+                field,
+                value,
+                expected,
+            },
+            Refusal::Conflict {
+                field,
+                value,
+                other,
+            } => Self::Conflict {
+                path,
+                field,
+                value,
+                other,
+            },
+        }
+    }
 }

@@ -1,19 +1,15 @@
 //! Safetensors files of a model folder: which tensor is where, and reading one as f32.
-//!
-//! Headers are hostile until checked: nothing is allocated by their word before the file's length
-//! confirms it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
-use burn::tensor::{bf16, f16};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use burn::tensor::DType;
+use safetensors::tensor::{Dtype, TensorInfo};
 use serde::Deserialize;
 
-use super::LoadError;
+use super::{LoadError, decode, header, json, mapped};
 use crate::files;
 
 /// All tensors of a folder, by name.
@@ -47,7 +43,7 @@ impl Weights {
             tensors: BTreeMap::new(),
         };
         if index.exists() {
-            let map = super::read_json::<Index>(&index)?.weight_map;
+            let map = json::read::<Index>(&index, LARGEST_INDEX)?.weight_map;
             for shard in map.values().collect::<BTreeSet<_>>() {
                 // A name with a path in it could leave the folder.
                 let path = dir.join(shard);
@@ -101,7 +97,7 @@ impl Weights {
 
     /// Adds the tensors of one file that `wanted` names.
     fn add(&mut self, path: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), LoadError> {
-        let (start, metadata) = header(&path)?;
+        let (start, metadata) = header::read(&path)?;
         let file = self.files.len();
         for (name, info) in metadata.tensors() {
             if !wanted(&name) {
@@ -144,6 +140,25 @@ impl Weights {
         })
     }
 
+    /// The float a tensor is stored as; f32 where it is none, or not there.
+    pub(super) fn dtype(&self, name: &str) -> DType {
+        match self.tensors.get(name).map(|stored| stored.info.dtype) {
+            Some(Dtype::F16) => DType::F16,
+            Some(Dtype::BF16) => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Whether two stored tensors are the same numbers in the same shape.
+    pub(super) fn same(&self, one: &str, other: &str) -> Result<bool, LoadError> {
+        let shape = &self.tensors[one].info.shape;
+        if self.check(other, shape).is_err() {
+            return Ok(false);
+        }
+        let bits = |name| Ok::<_, LoadError>(self.read(name)?.map(f32::to_bits));
+        Ok(bits(one)?.eq(bits(other)?))
+    }
+
     /// Checks that `name` is stored in a float dtype and has `shape`, without reading its data.
     pub(super) fn check(&self, name: &str, shape: &[usize]) -> Result<(), LoadError> {
         let Some(Stored { file, info, .. }) = self.tensors.get(name) else {
@@ -169,87 +184,20 @@ impl Weights {
         }
     }
 
-    /// The tensor's elements in f32. It must be there and [`check`](Self::check)ed.
-    pub(super) fn read(&self, name: &str) -> Result<Vec<f32>, LoadError> {
+    /// The tensor's elements in f32, decoded as they are asked for. It must be there and
+    /// [`check`](Self::check)ed.
+    pub(super) fn read(&self, name: &str) -> Result<impl Iterator<Item = f32> + use<>, LoadError> {
         let Stored { file, at, info } = &self.tensors[name];
         let path = &self.files[*file];
         let (from, to) = info.data_offsets;
-        let bytes = read_at(path, *at, to - from).map_err(|source| LoadError::Io {
+        let pieces = files::open(path).and_then(|file| mapped::pieces(&file, *at, to - from));
+        let pieces = pieces.map_err(|source| LoadError::Io {
             path: path.clone(),
             source,
         })?;
-        Ok(match info.dtype {
-            Dtype::F16 => halves(&bytes)
-                .map(|bits| f16::from_bits(bits).to_f32())
-                .collect(),
-            Dtype::BF16 => halves(&bytes)
-                .map(|bits| bf16::from_bits(bits).to_f32())
-                .collect(),
-            _ => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-        })
+        Ok(decode::floats(pieces, info.dtype))
     }
 }
 
-fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
-    bytes
-        .chunks_exact(2)
-        .map(|b| u16::from_le_bytes([b[0], b[1]]))
-}
-
-fn read_at(path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
-    let mut file = files::open(path)?;
-    file.seek(SeekFrom::Start(at))?;
-    let mut bytes = vec![0; length];
-    file.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Where the data of a file starts, and its checked header.
-fn header(path: &Path) -> Result<(u64, Metadata), LoadError> {
-    let io = |source| LoadError::Io {
-        path: path.into(),
-        source,
-    };
-    let wrong = |expected, found| LoadError::Length {
-        path: path.into(),
-        expected,
-        found,
-    };
-    let mut file = files::open(path).map_err(io)?;
-    let found = file.metadata().map_err(io)?.len();
-    let mut length = [0; 8];
-    if found < 8 {
-        return Err(wrong(8, found));
-    }
-    file.read_exact(&mut length).map_err(io)?;
-    let start = u64::from_le_bytes(length).saturating_add(8);
-    if start > found {
-        return Err(wrong(start, found));
-    }
-    let length = usize::try_from(start - 8).map_err(|_| wrong(start, found))?;
-    if length > LARGEST_HEADER {
-        return Err(LoadError::Header {
-            path: path.into(),
-            source: format!("{length} bytes long").into(),
-        });
-    }
-    let mut header = vec![0; length];
-    file.read_exact(&mut header).map_err(io)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|source| LoadError::Header {
-            path: path.into(),
-            source: source.into(),
-        })?;
-    let expected = start.saturating_add(metadata.data_len() as u64);
-    if expected == found {
-        Ok((start, metadata))
-    } else {
-        Err(wrong(expected, found))
-    }
-}
-
-/// The format's own limit.
-const LARGEST_HEADER: usize = 100_000_000;
+/// Enough for a hundred thousand tensors.
+const LARGEST_INDEX: u64 = 64 << 20;

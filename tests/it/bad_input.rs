@@ -8,7 +8,7 @@ use kv_direct::{
     },
     exact::conformance::{Conformance, KernelShapes},
     generate::{GenerateError, Generation},
-    model::{ConfigError, Decoder, DecoderConfig, ForwardError},
+    model::{BuildError, ConfigError, Decoder, DecoderConfig, ForwardError},
     positions::Positions,
 };
 
@@ -519,6 +519,36 @@ fn logits_that_are_not_finite_are_no_token() {
         matches!(next, Some(Err(GenerateError::NotFinite { position: 1 }))),
         "{next:?}"
     );
+}
+
+#[test]
+fn a_source_of_too_few_or_too_many_elements_is_refused() {
+    let config = DecoderConfig::new(97, 64, 2, 4, 2);
+    let build = |wrong: &str, more: isize| {
+        let built = Decoder::from_weights(config.clone(), &Device::flex(), |name, shape| {
+            let length = shape.iter().product::<usize>();
+            let more = if name == wrong { more } else { 0 };
+            let length = length.checked_add_signed(more).expect("a length");
+            Ok::<_, std::convert::Infallible>(vec![0.5; length])
+        });
+        built.map(|_| ()).expect_err("a wrong number of elements")
+    };
+    for (wrong, size) in config.weights().expect("a good configuration") {
+        let size: usize = size.iter().product();
+        for more in [-1, 1, 70, -(size.cast_signed())] {
+            let error = build(&wrong, more);
+            let expected = size.checked_add_signed(more).expect("a length");
+            assert!(
+                matches!(&error, BuildError::Elements { name, found, .. }
+                    if *name == wrong && *found == expected),
+                "{error}"
+            );
+        }
+    }
+    let endless = Decoder::from_weights(config, &Device::flex(), |_, _| {
+        Ok::<_, std::convert::Infallible>(std::iter::repeat(0.5))
+    });
+    assert!(matches!(endless, Err(BuildError::Elements { .. })));
 }
 
 #[test]

@@ -160,9 +160,11 @@ fn off(ours: &[f32], theirs: &[f32], distance: impl Fn(f32, f32) -> f32, bound: 
     assert!(worst <= bound, "{what}: off by {worst}");
 }
 
+const MODELS: [&str; 4] = ["llama", "llama_mha", "qwen3", "gemma3"];
+
 #[test]
 fn full_kv_gives_the_logits_keys_and_values_of_transformers() {
-    for model in ["llama", "llama_mha"] {
+    for model in MODELS {
         let case = Case::read(model, "orig-full");
         case.holds(FullKv::new(&case.decoder.shape()));
     }
@@ -170,7 +172,7 @@ fn full_kv_gives_the_logits_keys_and_values_of_transformers() {
 
 #[test]
 fn a_window_evicts_after_the_step_and_keeps_original_positions() {
-    for model in ["llama", "llama_mha"] {
+    for model in MODELS {
         let case = Case::read(model, "orig-window16");
         case.holds(Window::new(&case.decoder.shape(), 16).expect("a budget"));
     }

@@ -1,121 +1,21 @@
 //! Model folders, good and bad: every error names the file and both sides.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs};
 
 use burn::tensor::{Device, bf16, f16};
 use kv_direct::{
-    cache::FullKv,
-    model::{Activation, RopeScaling},
-    pretrained::{LoadError, Pretrained, load, load_with_progress},
+    model::DecoderConfig,
+    pretrained::{LoadError, load_with_progress},
 };
-use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::support::{bits, feed, tokens};
+use crate::{
+    allocator::measure,
+    folder::{Folder, ONE, Tensor, logits},
+    random::weights,
+};
 
-/// A copy of the golden Llama folder that a test may damage; gone when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("kv-direct-{}-{test}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a folder");
-        for file in ["config.json", "model.safetensors"] {
-            fs::copy(golden().join(file), dir.join(file)).expect("a copy");
-        }
-        Self(dir)
-    }
-
-    fn load(&self) -> Result<Pretrained, LoadError> {
-        load(&self.0, &Device::flex())
-    }
-
-    /// What the folder is refused with.
-    fn refused(&self) -> LoadError {
-        self.load().map(|_| ()).expect_err("a damaged folder")
-    }
-
-    fn config(&self, change: impl FnOnce(&mut Value)) {
-        let path = self.0.join("config.json");
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
-        change(&mut config);
-        fs::write(path, config.to_string()).expect("written");
-    }
-
-    /// Rewrites the weights after `change`, in the shards it returns.
-    fn weights(
-        &self,
-        change: impl FnOnce(BTreeMap<String, Tensor>) -> Vec<(&'static str, Vec<(String, Tensor)>)>,
-    ) {
-        let path = self.0.join("model.safetensors");
-        let bytes = fs::read(&path).expect("there");
-        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-        let all = file
-            .iter()
-            .map(|(name, view)| (name.to_owned(), Tensor::from(&view)))
-            .collect();
-        fs::remove_file(&path).expect("removed");
-        for (file, tensors) in change(all) {
-            let views = tensors.iter().map(|(name, tensor)| (name, tensor.view()));
-            serialize_to_file(views, None, &self.0.join(file)).expect("written");
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[derive(Clone)]
-struct Tensor {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data: Vec<u8>,
-}
-
-impl From<&TensorView<'_>> for Tensor {
-    fn from(view: &TensorView<'_>) -> Self {
-        Self {
-            dtype: view.dtype(),
-            shape: view.shape().to_vec(),
-            data: view.data().to_vec(),
-        }
-    }
-}
-
-impl Tensor {
-    fn view(&self) -> TensorView<'_> {
-        TensorView::new(self.dtype, self.shape.clone(), &self.data).expect("a good tensor")
-    }
-
-    fn floats(&self) -> impl Iterator<Item = f32> {
-        self.data
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-    }
-}
-
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama")
-}
-
-/// Bits of the logits of a few tokens.
-fn logits(model: &Pretrained) -> Vec<u32> {
-    feed(
-        &model.decoder,
-        &mut FullKv::new(&model.decoder.shape()),
-        &tokens(1, 9)[..],
-    )
-}
-
-const ONE: &str = "model.safetensors";
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
 const KEY: &str = "model.layers.1.self_attn.k_proj.weight";
@@ -313,162 +213,127 @@ fn damaged_files() {
 }
 
 #[test]
-fn configurations_that_are_not_run() {
-    let refuse = |test: &str, field: &str, value: Value| {
-        let folder = Folder::new(test);
-        folder.config(|config| config[field] = value);
+fn ends_of_text_are_those_of_all_files_and_nothing_else_passes_for_one() {
+    let folder = Folder::new("eos");
+    let ends = |config: Value, generation: Value| {
+        folder.config(|fields| fields["eos_token_id"] = config);
+        folder.write(
+            "generation_config.json",
+            &json!({ "eos_token_id": generation }),
+        );
+        folder.load().map(|model| model.eos)
+    };
+    for (config, generation, expected) in [
+        (json!(2), json!([5, 2, 7]), vec![2, 5, 7]),
+        (json!([106, 1]), Value::Null, vec![1, 106]),
+        (Value::Null, json!(3), vec![3]),
+        (Value::Null, Value::Null, vec![]),
+    ] {
+        let found = ends(config, generation).expect("a good folder");
+        assert_eq!(found, expected);
+    }
+    for bad in [
+        json!("</s>"),
+        json!(-1),
+        json!(1.5),
+        json!([1, null]),
+        json!(1_u64 << 32),
+    ] {
+        for (config, generation, file) in [
+            (bad.clone(), Value::Null, "config.json"),
+            (Value::Null, bad.clone(), "generation_config.json"),
+        ] {
+            let error = ends(config, generation)
+                .map(|_| ())
+                .expect_err("no token id");
+            assert!(
+                matches!(&error, LoadError::InvalidField { path, field, .. }
+                    if field == "eos_token_id" && path.ends_with(file)),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn progress_names_each_tensor_once_when_it_is_in_place_and_ends_at_the_total() {
+    let folder = Folder::new("progress");
+    let (mut names, mut seen) = (Vec::new(), Vec::new());
+    let model = load_with_progress(&folder.0, &Device::flex(), |loaded| {
+        names.push(loaded.tensor.to_owned());
+        seen.push((loaded.bytes, loaded.total));
+    });
+    let config = model.expect("a good folder").decoder.config().clone();
+    let needed = config.weights().expect("it was loaded").len();
+    assert_eq!(names.len(), needed);
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), needed, "no tensor twice");
+    let weights = fs::metadata(folder.0.join(ONE)).expect("there").len();
+    let last = seen.last().expect("tensors");
+    assert!(seen.is_sorted() && last.0 == last.1 && last.1 < weights);
+
+    // A tensor that cannot be built is not reported.
+    folder.config(|fields| fields["rms_norm_eps"] = json!(0));
+    let refused = load_with_progress(&folder.0, &Device::flex(), |_| {
+        panic!("nothing is in place")
+    });
+    assert!(matches!(refused, Err(LoadError::Build { .. })));
+}
+
+#[test]
+fn files_beyond_any_model_are_not_read() {
+    let folder = Folder::new("large");
+    let grow = |file: &str, to: u64| {
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(folder.0.join(file));
+        file.expect("a file").set_len(to).expect("a sparse file");
         folder.refused()
     };
-    let error = refuse("family", "model_type", json!("mamba"));
-    assert!(
-        matches!(&error, LoadError::ModelType { found: Some(found), .. } if found == "mamba"),
-        "{error}"
-    );
-    assert!(matches!(
-        refuse("no-family", "model_type", Value::Null),
-        LoadError::ModelType { found: None, .. }
-    ));
-    let cases = [
-        (
-            "rope_parameters",
-            json!({ "rope_type": "longrope" }),
-            "rope_scaling.rope_type",
-            "longrope",
-        ),
-        (
-            "rope_parameters",
-            json!({ "full_attention": { "rope_theta": 1e6 } }),
-            "rope_scaling.full_attention",
-            r#"{"rope_theta":1000000.0}"#,
-        ),
-        (
-            "partial_rotary_factor",
-            json!(0.5),
-            "partial_rotary_factor",
-            "0.5",
-        ),
-        ("rope_interleaved", json!(true), "rope_interleaved", "true"),
-        ("hidden_act", json!("relu"), "hidden_act", "relu"),
-        ("sliding_window", json!(4096), "sliding_window", "4096"),
-        (
-            "layer_types",
-            json!(["sliding_attention"]),
-            "layer_types",
-            "sliding_attention",
-        ),
-    ];
-    for (field, value, named, shown) in cases {
-        let error = refuse("unsupported", field, value);
+    let too_large = |error: &LoadError, file: &str, size: u64| {
         assert!(
-            matches!(&error, LoadError::Unsupported { field, value, .. } if field == named && value == shown),
+            matches!(error, LoadError::TooLarge { path, bytes, .. }
+                if path.ends_with(file) && *bytes == size),
             "{error}"
         );
-    }
-    let linear = json!({ "rope_type": "linear" });
-    let error = refuse("missing-factor", "rope_parameters", linear);
-    assert!(
-        matches!(&error, LoadError::MissingField { field, .. } if field == "rope_scaling.factor"),
-        "{error}"
-    );
-    assert!(matches!(
-        refuse("text", "hidden_size", json!("wide")),
-        LoadError::Json { .. }
-    ));
-    assert!(matches!(
-        refuse("heads", "num_key_value_heads", json!(3)),
-        LoadError::Build { .. }
-    ));
-    assert!(matches!(
-        refuse("huge", "hidden_size", json!(u64::MAX)),
-        LoadError::Build { .. }
-    ));
-}
-
-#[test]
-fn the_old_and_the_new_form_of_the_rope_fields_are_equal() {
-    let rope = json!({ "rope_theta": 5e5, "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 });
-    let (new, old) = (Folder::new("new-rope"), Folder::new("old-rope"));
-    new.config(|config| config["rope_parameters"] = rope.clone());
-    old.config(|config| {
-        config["rope_theta"] = json!(5e5);
-        config["rope_scaling"] = rope;
-        config["rope_scaling"]["rope_theta"] = Value::Null;
-        config["rope_scaling"]["type"] = json!("llama3");
-        config["rope_parameters"] = Value::Null;
-    });
-    let [new, old] = [new, old].map(|folder| {
-        folder
-            .load()
-            .expect("a good folder")
-            .decoder
-            .config()
-            .clone()
-    });
-    assert_eq!(new, old);
-    assert_eq!(new.layers[0].rope.theta, 5e5);
-    assert!(matches!(
-        new.layers[2].rope.scaling,
-        RopeScaling::Llama3 { factor: 32.0, .. }
-    ));
-}
-
-#[test]
-fn a_real_configuration_gives_the_model_it_describes() {
-    let folder = Folder::new("smollm2");
-    // SmolLM2-135M's own fields.
-    let config = json!({ "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 1,
-        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
-        "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192, "mlp_bias": false,
-        "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-        "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_interleaved": false,
-        "rope_scaling": null, "rope_theta": 100000, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-        "use_cache": true, "vocab_size": 49152 });
-    fs::write(folder.0.join("config.json"), config.to_string()).expect("written");
-    let LoadError::Shape { expected, .. } = folder.refused() else {
-        panic!("other weights lie there")
     };
-    assert_eq!(expected, [49_152, 576], "the embedding comes first");
+    let index = "model.safetensors.index.json";
+    too_large(&grow(index, (64 << 20) + 1), index, (64 << 20) + 1);
+    for file in ["generation_config.json", "config.json"] {
+        too_large(&grow(file, (16 << 20) + 1), file, (16 << 20) + 1);
+    }
 }
 
 #[test]
-fn the_head_is_the_embedding_by_flag_or_by_absence() {
-    let untied = Folder::new("untied");
-    let own = logits(&untied.load().expect("a good folder"));
-    let flagged = Folder::new("flagged");
-    flagged.config(|config| config["tie_word_embeddings"] = json!(true));
-    let flagged = logits(&flagged.load().expect("a stored head is ignored"));
-    let absent = Folder::new("absent");
-    absent.weights(|mut all| {
-        all.remove("lm_head.weight").expect("there");
-        vec![(ONE, all.into_iter().collect())]
-    });
-    let model = absent.load().expect("a good folder");
-    assert!(model.decoder.config().tied_head);
-    assert!(logits(&model) == flagged && own != flagged);
-}
-
-#[test]
-fn ends_of_text_are_those_of_both_files_and_progress_ends_at_the_total() {
-    let folder = Folder::new("eos");
-    fs::write(
-        folder.0.join("generation_config.json"),
-        json!({ "eos_token_id": [5, 2, 7] }).to_string(),
-    )
-    .expect("written");
-    let mut seen = Vec::new();
-    let model = load_with_progress(&folder.0, &Device::flex(), |loaded| {
-        seen.push((loaded.bytes, loaded.total))
-    });
-    let model = model.expect("a good folder");
-    assert_eq!(model.eos, [2, 5, 7]);
-    assert_eq!(model.decoder.config().activation, Activation::Silu);
-    let weights = fs::metadata(folder.0.join(ONE)).expect("there").len();
-    assert!(
-        seen.is_sorted()
-            && seen
-                .last()
-                .is_some_and(|&(bytes, total)| bytes == total && total < weights)
-    );
-    assert!(!bits(&model.decoder.embed(&(&[1][..]).into()).expect("an id")).is_empty());
+fn loading_holds_little_more_than_the_weights_even_where_one_is_most_of_them() {
+    let mut config = DecoderConfig::new(20_000, 64, 1, 4, 2);
+    config.tied_head = true;
+    let weights = weights(&config);
+    let json = json!({ "model_type": "llama", "vocab_size": 20_000, "hidden_size": 64,
+        "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rope_theta": 1e4, "rms_norm_eps": 1e-5, "tie_word_embeddings": true });
+    let folder = Folder::made("peak", &json, &config, &weights);
+    let floats: usize = weights.values().map(Vec::len).sum();
+    for dtype in [Dtype::F32, Dtype::BF16] {
+        if dtype == Dtype::BF16 {
+            folder.weights(|all| {
+                let halved = all.into_iter().map(|(name, tensor)| {
+                    let data = tensor.floats();
+                    let data = data.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect();
+                    let shape = tensor.shape.clone();
+                    (name, Tensor { dtype, shape, data })
+                });
+                vec![(ONE, halved.collect())]
+            });
+        }
+        let (model, peak, _) = measure(|| folder.load());
+        model.expect("a good folder");
+        let most = floats * 4 * 11 / 10;
+        assert!(
+            peak <= most,
+            "{peak} bytes for {floats} weights as {dtype:?}"
+        );
+    }
 }

@@ -43,7 +43,7 @@ fn cases(shape: &ModelShape) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
 
 #[test]
 fn every_policy_keeps_what_its_original_keeps() {
-    for model in ["llama", "llama_mha"] {
+    for model in ["llama", "llama_mha", "qwen3", "gemma3"] {
         let shape = Case::read(model, "orig-full").decoder.shape();
         for (case, cache) in cases(&shape) {
             println!("{model}, {case}");

@@ -1,0 +1,117 @@
+//! Pulls weights out of their source, a few rows at a time, into the layout the layers want: a whole
+//! weight is never held twice.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::BuildError;
+
+/// Where a decoder's weights come from, and the device they go to.
+pub(super) struct Source<'a, F> {
+    weights: F,
+    device: &'a Device,
+}
+
+impl<'a, F, I, E> Source<'a, F>
+where
+    F: FnMut(&str, &[usize]) -> Result<I, E>,
+    I: IntoIterator<Item = f32>,
+    E: std::error::Error + 'static,
+{
+    pub(super) const fn new(weights: F, device: &'a Device) -> Self {
+        Self { weights, device }
+    }
+
+    /// A vector, or vectors one behind the other.
+    pub(super) fn vector(&mut self, parts: &[(String, usize)]) -> Result<Tensor<1>, BuildError<E>> {
+        let total = parts.iter().map(|(_, length)| length).sum();
+        let mut data = Vec::with_capacity(total);
+        for (name, length) in parts {
+            self.rows(name, &[*length], 1, |_, row| data.extend_from_slice(row))?;
+        }
+        Ok(tensor(data, [total], self.device))
+    }
+
+    /// A matrix as it comes.
+    pub(super) fn matrix(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<Tensor<2>, BuildError<E>> {
+        let mut data = Vec::with_capacity(shape[0] * shape[1]);
+        self.rows(name, &shape, shape[1], |_, rows| {
+            data.extend_from_slice(rows);
+        })?;
+        Ok(tensor(data, shape, self.device))
+    }
+
+    /// Matrices `[out, width]` side by side as one contiguous `[width, sum of out]`.
+    pub(super) fn transposed(
+        &mut self,
+        parts: &[(String, usize)],
+        width: usize,
+    ) -> Result<Tensor<2>, BuildError<E>> {
+        let total: usize = parts.iter().map(|(_, out)| out).sum();
+        let mut data = vec![0.0; width * total];
+        let mut left = 0;
+        for (name, out) in parts {
+            self.rows(name, &[*out, width], width, |first, rows| {
+                let count = rows.len() / width;
+                for (column, to) in data.chunks_exact_mut(total).enumerate() {
+                    let to = &mut to[left + first..][..count];
+                    let from = rows[column..].iter().step_by(width);
+                    for (to, from) in to.iter_mut().zip(from) {
+                        *to = *from;
+                    }
+                }
+            })?;
+            left += out;
+        }
+        Ok(tensor(data, [width, total], self.device))
+    }
+
+    /// Hands over a weight of rows of `width`, a few at a time, each time with the first one's index.
+    fn rows(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        width: usize,
+        mut take: impl FnMut(usize, &[f32]),
+    ) -> Result<(), BuildError<E>> {
+        let elements = (self.weights)(name, shape).map_err(|source| BuildError::Weight {
+            name: name.into(),
+            source,
+        })?;
+        let mut elements = elements.into_iter();
+        let wrong = |found| BuildError::Elements {
+            name: name.into(),
+            shape: shape.to_vec(),
+            found,
+        };
+        let total: usize = shape.iter().product();
+        let mut buffer = vec![0.0; (ROWS * width).min(total)];
+        for from in (0..total).step_by(buffer.len()) {
+            let wanted = buffer.len().min(total - from);
+            let mut found = 0;
+            // Not a loop over `next`: an iterator made of chunks is faster from the inside.
+            elements.by_ref().take(wanted).for_each(|element| {
+                buffer[found] = element;
+                found += 1;
+            });
+            if found < wanted {
+                return Err(wrong(from + found));
+            }
+            take(from / width, &buffer[..wanted]);
+        }
+        match elements.next() {
+            None => Ok(()),
+            Some(_) => Err(wrong(elements.size_hint().0.saturating_add(total + 1))),
+        }
+    }
+}
+
+fn tensor<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
+}
+
+/// Rows held between source and layout: their columns fill whole cache lines of it.
+const ROWS: usize = 32;
