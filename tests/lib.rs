@@ -37,6 +37,8 @@ mod kl;
 mod loader;
 #[path = "it/memory.rs"]
 mod memory;
+#[path = "it/oracle.rs"]
+mod oracle;
 #[path = "it/patching.rs"]
 mod patching;
 #[path = "it/policies.rs"]
@@ -59,6 +61,8 @@ mod rope_fields;
 mod sampling;
 #[path = "it/session.rs"]
 mod session;
+#[path = "it/simulator.rs"]
+mod simulator;
 #[path = "it/sliding.rs"]
 mod sliding;
 #[path = "it/support.rs"]

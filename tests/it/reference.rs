@@ -31,19 +31,13 @@ impl Reference {
 
     /// Logits of every token, causal and within each layer's window.
     pub fn logits(&self, tokens: &[u32]) -> Rows {
-        self.logits_where(tokens, |layer, query, key| {
-            let window = self.config.layers[layer].window;
-            key <= query && window.is_none_or(|window| query - key < window.get())
-        })
+        let windows = self.config.layers.iter();
+        let windows = windows.map(|layer| layer.window.map_or(usize::MAX, |window| window.get()));
+        self.logits_of(tokens, &mut Causal(windows.collect()))
     }
 
-    /// Logits where `visible(layer, query, key)` alone decides what a query reads. It is asked about
-    /// every pair of positions, later keys included.
-    pub fn logits_where(
-        &self,
-        tokens: &[u32],
-        visible: impl Fn(usize, usize, usize) -> bool,
-    ) -> Rows {
+    /// Logits where `view` alone decides what a query reads.
+    pub fn logits_of(&self, tokens: &[u32], view: &mut impl View) -> Rows {
         let c = &self.config;
         let scale = c.embedding_scale.unwrap_or(1.0);
         let embedding = self.weight("embedding");
@@ -57,7 +51,7 @@ impl Reference {
         for layer in 0..c.layers.len() {
             let name = |name: &str| format!("layers.{layer}.{name}");
             let normed = self.norm(&name("attention_norm"), &residual);
-            let mut attended = self.attention(layer, &normed, |q, k| visible(layer, q, k));
+            let mut attended = self.attention(layer, &normed, view);
             if c.post_norms {
                 attended = self.norm(&name("post_attention_norm"), &attended);
             }
@@ -78,52 +72,63 @@ impl Reference {
         logits
     }
 
-    fn attention(
-        &self,
-        layer: usize,
-        normed: &[Vec<f64>],
-        visible: impl Fn(usize, usize) -> bool,
-    ) -> Rows {
+    fn attention(&self, layer: usize, normed: &[Vec<f64>], view: &mut impl View) -> Rows {
         let c = &self.config;
         let name = |name: &str| format!("layers.{layer}.{name}");
         let mut queries = self.linear(&name("query"), c.qkv_bias, normed);
         let mut keys = self.linear(&name("key"), c.qkv_bias, normed);
         let values = self.linear(&name("value"), c.qkv_bias, normed);
-        let (turns, amplitude) = frequencies(&c.layers[layer].rope, c.head_dim);
-        for (rows, norm) in [(&mut queries, "query_norm"), (&mut keys, "key_norm")] {
-            for (position, row) in rows.iter_mut().enumerate() {
-                for head in row.chunks_exact_mut(c.head_dim) {
-                    if c.qk_norm {
+        if c.qk_norm {
+            for (rows, norm) in [(&mut queries, "query_norm"), (&mut keys, "key_norm")] {
+                for row in rows.iter_mut() {
+                    for head in row.chunks_exact_mut(c.head_dim) {
                         head.copy_from_slice(&self.norm_row(&name(norm), head));
                     }
-                    rotate(head, position, &turns, amplitude);
                 }
             }
         }
+        let (turns, amplitude) = frequencies(&c.layers[layer].rope, c.head_dim);
+        let rotated = |row: &[f64], head: usize, position: usize| {
+            let mut head = of_head(row, head, c.head_dim).to_vec();
+            rotate(&mut head, position, &turns, amplitude);
+            head
+        };
+        // Most keys are read at their own positions by every query.
+        let at_home: Vec<Rows> = keys
+            .iter()
+            .enumerate()
+            .map(|(key, row)| (0..c.kv_heads).map(|h| rotated(row, h, key)).collect())
+            .collect();
         let group = c.heads / c.kv_heads;
         let mut mixed = vec![vec![0.0; c.heads * c.head_dim]; normed.len()];
         for (query, mixed) in mixed.iter_mut().enumerate() {
             for head in 0..c.heads {
-                let of_head =
-                    |row: &[f64], head: usize| row[head * c.head_dim..][..c.head_dim].to_vec();
-                let asked = of_head(&queries[query], head);
-                let seen: Vec<usize> = (0..keys.len()).filter(|&k| visible(query, k)).collect();
-                let scores: Vec<f64> = seen
-                    .iter()
-                    .map(|&key| {
-                        let score = dot(&asked, &of_head(&keys[key], head / group));
-                        capped(score * c.query_scale, c.attention_softcap)
-                    })
-                    .collect();
+                let kv_head = head / group;
+                let asked = rotated(&queries[query], head, view.place(layer, query, query));
+                let score = |key: usize| {
+                    if !view.sees(layer, kv_head, query, key) {
+                        return f64::NEG_INFINITY;
+                    }
+                    let place = view.place(layer, query, key);
+                    let product = if place == key {
+                        dot(&asked, &at_home[key][kv_head])
+                    } else {
+                        dot(&asked, &rotated(&keys[key], kv_head, place))
+                    };
+                    capped(product * c.query_scale, c.attention_softcap)
+                };
+                let scores: Vec<f64> = (0..keys.len()).map(score).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let shares: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+                let mut shares: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
                 let total: f64 = shares.iter().sum();
-                for (&key, share) in seen.iter().zip(&shares) {
-                    let value = of_head(&values[key], head / group);
+                shares.iter_mut().for_each(|share| *share /= total);
+                for (row, share) in values.iter().zip(&shares) {
+                    let value = of_head(row, kv_head, c.head_dim);
                     for (d, v) in value.iter().enumerate() {
-                        mixed[head * c.head_dim + d] += share / total * v;
+                        mixed[head * c.head_dim + d] += share * v;
                     }
                 }
+                view.gave(layer, head, query, &shares);
             }
         }
         self.linear(&name("output"), c.output_bias, &mixed)
@@ -174,6 +179,34 @@ impl Reference {
             .map(|(x, w)| x / root * (plus + w))
             .collect()
     }
+}
+
+/// What queries read. It is asked layer by layer, and within a layer query by query and head by head,
+/// so that it may decide by what earlier queries of the layer gave.
+pub trait View {
+    /// Whether a query reads a key at the query heads of this KV head. Later keys are asked about too.
+    fn sees(&self, layer: usize, kv_head: usize, query: usize, key: usize) -> bool;
+
+    /// The position a key has for a query; for `key == query` that of the query itself.
+    fn place(&self, _layer: usize, _query: usize, key: usize) -> usize {
+        key
+    }
+
+    /// The probability that a query gave to every key by one of its heads, 0 where it sees none.
+    fn gave(&mut self, _layer: usize, _head: usize, _query: usize, _shares: &[f64]) {}
+}
+
+/// Each layer's window, if only as long as any text.
+struct Causal(Vec<usize>);
+
+impl View for Causal {
+    fn sees(&self, layer: usize, _: usize, query: usize, key: usize) -> bool {
+        key <= query && query - key < self.0[layer]
+    }
+}
+
+fn of_head(row: &[f64], head: usize, width: usize) -> &[f64] {
+    &row[head * width..][..width]
 }
 
 fn add(to: &mut [Vec<f64>], more: &[Vec<f64>]) {

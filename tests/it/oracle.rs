@@ -1,0 +1,360 @@
+//! Lossy policies against an uncached f64 forward that sees what their rules leave: what is held after
+//! every call and the logits of every token, by family, budget, cutting and batch row.
+
+use kv_direct::{
+    cache::{
+        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, LayerIndex,
+        ModelShape, Pooling, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenIds,
+        Tova, TovaConfig, Window,
+    },
+    model::{Decoder, DecoderConfig, Input},
+};
+
+use crate::{
+    families::{self, TOLERANCE},
+    random::{VOCAB, apart, decoder, tokens, weights},
+    reference::Reference,
+    simulator::{Amount, Call, Cuts, Held, Policy, Simulation},
+};
+
+struct Model {
+    name: &'static str,
+    config: DecoderConfig,
+    decoder: Decoder,
+    reference: Reference,
+    windows: Vec<Option<usize>>,
+}
+
+impl Model {
+    fn new(name: &'static str, config: DecoderConfig) -> Self {
+        let weights = weights(&config);
+        let windows = config.layers.iter();
+        Self {
+            name,
+            decoder: decoder(&config, &weights),
+            reference: Reference::new(&config, &weights),
+            windows: windows.map(|layer| layer.window.map(|w| w.get())).collect(),
+            config,
+        }
+    }
+
+    fn all() -> Vec<Self> {
+        vec![
+            Self::new("llama 4/2", families::config(4, 2)),
+            Self::new("llama 4/4", families::config(4, 4)),
+            Self::new("llama 4/1", families::config(4, 1)),
+            Self::new("qwen2", families::qwen2()),
+            Self::new("qwen3", families::qwen3()),
+            Self::new("gemma", families::gemma()),
+        ]
+    }
+
+    fn slides(&self) -> bool {
+        self.windows.iter().any(Option::is_some)
+    }
+}
+
+impl From<Amount> for Budget {
+    fn from(amount: Amount) -> Self {
+        match amount {
+            Amount::Rows(rows) => Self::rows(rows),
+            Amount::Share(share) => Self::of_prompt(share).expect("a share"),
+        }
+    }
+}
+
+/// The crate's backend for a policy.
+fn backend(policy: Policy, shape: &ModelShape) -> Result<Box<dyn CacheBackend>, CacheError> {
+    Ok(match policy {
+        Policy::Full => Box::new(FullKv::new(shape)),
+        Policy::Window { size } => Box::new(Window::new(shape, size)?),
+        Policy::Streaming {
+            sinks,
+            recent,
+            reindexed,
+        } => {
+            let indexing = if reindexed {
+                Indexing::CacheIndex
+            } else {
+                Indexing::Original
+            };
+            let config = StreamingLlmConfig::new(recent).with_sinks(sinks);
+            Box::new(StreamingLlm::new(shape, config.with_indexing(indexing))?)
+        }
+        Policy::H2o {
+            budget,
+            recent,
+            sinks,
+            group,
+        } => {
+            let config = H2oConfig::new(budget, recent).with_sinks(sinks);
+            Box::new(H2o::new(shape, config.with_group(group))?)
+        }
+        Policy::Tova {
+            budget,
+            protect_last,
+        } => {
+            let config = TovaConfig::new(budget).with_protected_last(protect_last);
+            Box::new(Tova::new(shape, config)?)
+        }
+        Policy::Snap {
+            budget,
+            window,
+            pooling,
+            kernel,
+            group,
+        } => {
+            let config = SnapKvConfig::new(budget, window).with_pooling(pooling, kernel);
+            Box::new(SnapKv::new(shape, config.with_group(group))?)
+        }
+    })
+}
+
+/// Calls of a batch: how many tokens each row brings, and whether more of the prompt follows.
+type Calls = Vec<(Vec<usize>, bool)>;
+
+/// A prompt of 26 in one call, then one by one.
+fn plain() -> Calls {
+    let mut calls = vec![(vec![26], false)];
+    calls.resize(13, (vec![1], false));
+    calls
+}
+
+/// A prompt in uneven chunks, then a turn of several tokens between single ones.
+fn chunked() -> Calls {
+    let prompt = [(7, true), (1, true), (13, true), (5, false)];
+    let turns = [
+        (1, false),
+        (6, false),
+        (1, false),
+        (3, true),
+        (2, false),
+        (1, false),
+    ];
+    let calls = prompt.into_iter().chain(turns);
+    calls.map(|(tokens, more)| (vec![tokens], more)).collect()
+}
+
+/// Calls of several tokens that do not say that more follows.
+fn unannounced() -> Calls {
+    [9, 1, 12, 4, 1, 1, 7, 3]
+        .map(|tokens| (vec![tokens], false))
+        .into()
+}
+
+/// Rows of different length, each silent in some call.
+fn ragged() -> Calls {
+    vec![
+        (vec![9, 3, 20], true),
+        (vec![8, 0, 1], true),
+        (vec![3, 11, 2], false),
+        (vec![1, 1, 1], false),
+        (vec![0, 4, 1], false),
+        (vec![5, 1, 0], false),
+        (vec![1, 1, 1], false),
+    ]
+}
+
+/// What the crate did in all calls: by row its logits, and by row and call what was held.
+struct Run {
+    tokens: Vec<Vec<u32>>,
+    logits: Vec<Vec<f32>>,
+    held: Vec<Vec<Held>>,
+}
+
+fn run(model: &Model, cache: &mut dyn CacheBackend, calls: &Calls, seed: u64) -> Run {
+    let rows = calls[0].0.len();
+    let lengths = (0..rows).map(|row| calls.iter().map(|call| call.0[row]).sum());
+    let tokens: Vec<Vec<u32>> = lengths
+        .enumerate()
+        .map(|(row, length)| tokens(seed + row as u64, length))
+        .collect();
+    let mut run = Run {
+        tokens: tokens.clone(),
+        logits: vec![vec![]; rows],
+        held: vec![vec![]; rows],
+    };
+    let mut rest: Vec<&[u32]> = tokens.iter().map(Vec::as_slice).collect();
+    for (lengths, more_follows) in calls {
+        let take = |(rest, &n): (&mut &[u32], _)| rest.split_off(..n).expect("enough").to_vec();
+        let call: TokenIds = rest.iter_mut().zip(lengths).map(take).collect();
+        let longest = call.longest();
+        let input = Input::from(call).more_follows(*more_follows);
+        let logits = model.decoder.forward(input, &mut *cache);
+        let logits = logits.expect("a good call").into_data();
+        let logits: Vec<f32> = logits.try_to_vec().expect("f32");
+        for (row, logits) in logits.chunks_exact(longest * VOCAB).enumerate() {
+            run.logits[row].extend_from_slice(&logits[..lengths[row] * VOCAB]);
+            let held = (0..model.windows.len()).map(|layer| {
+                let kept = cache.kept(LayerIndex::new(layer));
+                let lists = kept.row(row);
+                let of_head = |head| lists.get(head).unwrap_or(&lists[0]).clone();
+                (0..model.config.kv_heads).map(of_head).collect()
+            });
+            run.held[row].push(held.collect());
+        }
+    }
+    run
+}
+
+/// Compares a run with the oracle, row by row.
+#[track_caller]
+fn assert_obeys(model: &Model, policy: Policy, calls: &Calls, run: &Run) -> Cuts {
+    let mut cuts = Cuts::default();
+    for (row, tokens) in run.tokens.iter().enumerate() {
+        let what = format!("{}, {policy:?}, {calls:?}, row {row}", model.name);
+        let of_row = |(lengths, more_follows): &(Vec<usize>, bool)| Call {
+            tokens: lengths[row],
+            more_follows: *more_follows,
+        };
+        let of_row: Vec<Call> = calls.iter().map(of_row).collect();
+        let heads = [model.config.heads, model.config.kv_heads];
+        let theirs = &run.held[row];
+        let mut simulation = Simulation::new(policy, &of_row, &model.windows, heads, theirs);
+        let expected = model.reference.logits_of(tokens, &mut simulation);
+        for (call, held) in simulation.held().iter().enumerate() {
+            for (layer, held) in held.iter().enumerate() {
+                assert_eq!(
+                    theirs[call][layer], *held,
+                    "held in layer {layer} after call {call}: {what}"
+                );
+            }
+        }
+        let delta = apart(&run.logits[row], expected.into_iter().flatten());
+        assert!(delta <= TOLERANCE, "logits are {delta:e} off: {what}");
+        cuts.made += simulation.cuts.made;
+        cuts.doubtful += simulation.cuts.doubtful;
+        cuts.followed += simulation.cuts.followed;
+    }
+    cuts
+}
+
+/// Every policy on every model with every cutting; rounding may decide few cuts.
+#[track_caller]
+fn assert_all_obey(policies: &[Policy]) {
+    let mut cuts = Cuts::default();
+    let mut seed = 100;
+    for model in Model::all() {
+        for &policy in policies {
+            if model.slides()
+                && matches!(
+                    policy,
+                    Policy::Streaming {
+                        reindexed: true,
+                        ..
+                    }
+                )
+            {
+                continue;
+            }
+            for calls in [plain(), chunked(), unannounced(), ragged()] {
+                seed += 10;
+                let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
+                let run = run(&model, &mut *cache, &calls, seed);
+                let more = assert_obeys(&model, policy, &calls, &run);
+                cuts.made += more.made;
+                cuts.doubtful += more.doubtful;
+                cuts.followed += more.followed;
+            }
+        }
+    }
+    println!("{cuts:?}");
+    assert!(
+        cuts.doubtful * 20 <= cuts.made,
+        "rounding decides: {cuts:?}"
+    );
+}
+
+use Amount::{Rows, Share};
+
+#[test]
+fn full_kv_and_windows_hold_the_newest() {
+    let sizes = [1, 2, 7, 25, 26, 40, 100].map(|size| Policy::Window { size });
+    assert_all_obey(&[&[Policy::Full], &sizes[..]].concat());
+}
+
+#[test]
+fn streaming_llm_holds_sinks_and_newest_at_original_positions() {
+    let recents = [
+        (4, Rows(12)),
+        (0, Rows(5)),
+        (1, Rows(1)),
+        (30, Rows(3)),
+        (2, Share(0.3)),
+    ];
+    assert_all_obey(&recents.map(|(sinks, recent)| Policy::Streaming {
+        sinks,
+        recent,
+        reindexed: false,
+    }));
+}
+
+#[test]
+fn streaming_llm_counts_positions_in_the_cache() {
+    let config = [
+        (4, Rows(12)),
+        (0, Rows(5)),
+        (1, Rows(1)),
+        (30, Rows(3)),
+        (2, Share(0.3)),
+    ];
+    assert_all_obey(&config.map(|(sinks, recent)| Policy::Streaming {
+        sinks,
+        recent,
+        reindexed: true,
+    }));
+}
+
+#[test]
+fn h2o_holds_what_gathered_most_and_the_newest() {
+    let h2o = |budget, recent, sinks, group| Policy::H2o {
+        budget,
+        recent,
+        sinks,
+        group,
+    };
+    assert_all_obey(&[
+        h2o(Rows(16), Rows(8), 0, Group::Mean),
+        h2o(Rows(9), Rows(3), 2, Group::Max),
+        h2o(Rows(12), Rows(0), 0, Group::Sum),
+        h2o(Rows(1), Rows(0), 0, Group::Max),
+        h2o(Rows(1), Rows(1), 0, Group::Mean),
+        h2o(Rows(6), Rows(2), 4, Group::Mean),
+        h2o(Share(0.5), Share(0.25), 1, Group::Mean),
+        h2o(Rows(100), Rows(10), 0, Group::Mean),
+    ]);
+}
+
+#[test]
+fn tova_holds_what_the_newest_query_reads() {
+    let budgets = [Rows(16), Rows(1), Rows(2), Rows(7), Share(0.4), Rows(100)];
+    let of = |protect_last| {
+        budgets.map(|budget| Policy::Tova {
+            budget,
+            protect_last,
+        })
+    };
+    assert_all_obey(&[of(false), of(true)].concat());
+}
+
+#[test]
+fn snap_kv_holds_what_the_end_of_the_prompt_reads_and_all_that_follows() {
+    let snap = |budget, window, pooling, kernel, group| Policy::Snap {
+        budget,
+        window,
+        pooling,
+        kernel,
+        group,
+    };
+    assert_all_obey(&[
+        snap(Rows(12), 4, Pooling::Average, 5, Group::Mean),
+        snap(Rows(12), 4, Pooling::Max, 7, Group::Mean),
+        snap(Rows(10), 9, Pooling::Average, 3, Group::Max),
+        snap(Rows(8), 1, Pooling::Max, 3, Group::Max),
+        snap(Rows(9), 2, Pooling::Average, 1, Group::Sum),
+        snap(Rows(2), 1, Pooling::Max, 5, Group::Sum),
+        snap(Rows(24), 20, Pooling::Average, 51, Group::Max),
+        snap(Share(0.5), 3, Pooling::Max, 5, Group::Mean),
+        snap(Rows(100), 8, Pooling::Average, 5, Group::Mean),
+    ]);
+}
