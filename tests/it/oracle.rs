@@ -15,6 +15,7 @@ use crate::{
     random::{VOCAB, apart, decoder, tokens, weights},
     reference::Reference,
     simulator::{Amount, Call, Cuts, Held, Policy, Simulation},
+    support::bits,
 };
 
 struct Model {
@@ -54,12 +55,10 @@ impl Model {
     }
 }
 
-impl From<Amount> for Budget {
-    fn from(amount: Amount) -> Self {
-        match amount {
-            Amount::Rows(rows) => Self::rows(rows),
-            Amount::Share(share) => Self::of_prompt(share).expect("a share"),
-        }
+fn budget(amount: Amount) -> Budget {
+    match amount {
+        Amount::Rows(rows) => rows.into(),
+        Amount::Share(share) => Budget::of_prompt(share).expect("a share"),
     }
 }
 
@@ -78,33 +77,33 @@ fn backend(policy: Policy, shape: &ModelShape) -> Result<Box<dyn CacheBackend>, 
             } else {
                 Indexing::Original
             };
-            let config = StreamingLlmConfig::new(recent).with_sinks(sinks);
+            let config = StreamingLlmConfig::new(budget(recent)).with_sinks(sinks);
             Box::new(StreamingLlm::new(shape, config.with_indexing(indexing))?)
         }
         Policy::H2o {
-            budget,
+            budget: rows,
             recent,
             sinks,
             group,
         } => {
-            let config = H2oConfig::new(budget, recent).with_sinks(sinks);
+            let config = H2oConfig::new(budget(rows), budget(recent)).with_sinks(sinks);
             Box::new(H2o::new(shape, config.with_group(group))?)
         }
         Policy::Tova {
-            budget,
+            budget: rows,
             protect_last,
         } => {
-            let config = TovaConfig::new(budget).with_protected_last(protect_last);
+            let config = TovaConfig::new(budget(rows)).with_protected_last(protect_last);
             Box::new(Tova::new(shape, config)?)
         }
         Policy::Snap {
-            budget,
+            budget: rows,
             window,
             pooling,
             kernel,
             group,
         } => {
-            let config = SnapKvConfig::new(budget, window).with_pooling(pooling, kernel);
+            let config = SnapKvConfig::new(budget(rows), window).with_pooling(pooling, kernel);
             Box::new(SnapKv::new(shape, config.with_group(group))?)
         }
     })
@@ -163,12 +162,24 @@ struct Run {
 }
 
 fn run(model: &Model, cache: &mut dyn CacheBackend, calls: &Calls, seed: u64) -> Run {
-    let rows = calls[0].0.len();
-    let lengths = (0..rows).map(|row| calls.iter().map(|call| call.0[row]).sum());
-    let tokens: Vec<Vec<u32>> = lengths
+    let lengths = (0..calls[0].0.len()).map(|row| calls.iter().map(|call| call.0[row]).sum());
+    let ids = lengths
         .enumerate()
-        .map(|(row, length)| tokens(seed + row as u64, length))
-        .collect();
+        .map(|(row, length)| tokens(seed + row as u64, length));
+    run_on(model, cache, calls, ids.collect())
+}
+
+/// As [`run`], on these tokens, of which there may be more than the calls take.
+fn run_on(
+    model: &Model,
+    cache: &mut dyn CacheBackend,
+    calls: &Calls,
+    mut tokens: Vec<Vec<u32>>,
+) -> Run {
+    let rows = tokens.len();
+    for (row, tokens) in tokens.iter_mut().enumerate() {
+        tokens.truncate(calls.iter().map(|call| call.0[row]).sum());
+    }
     let mut run = Run {
         tokens: tokens.clone(),
         logits: vec![vec![]; rows],
@@ -222,9 +233,7 @@ fn assert_obeys(model: &Model, policy: Policy, calls: &Calls, run: &Run) -> Cuts
         }
         let delta = apart(&run.logits[row], expected.into_iter().flatten());
         assert!(delta <= TOLERANCE, "logits are {delta:e} off: {what}");
-        cuts.made += simulation.cuts.made;
-        cuts.doubtful += simulation.cuts.doubtful;
-        cuts.followed += simulation.cuts.followed;
+        cuts = cuts.and(simulation.cuts);
     }
     cuts
 }
@@ -252,9 +261,7 @@ fn assert_all_obey(policies: &[Policy]) {
                 let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
                 let run = run(&model, &mut *cache, &calls, seed);
                 let more = assert_obeys(&model, policy, &calls, &run);
-                cuts.made += more.made;
-                cuts.doubtful += more.doubtful;
-                cuts.followed += more.followed;
+                cuts = cuts.and(more);
             }
         }
     }
@@ -339,7 +346,7 @@ fn tova_holds_what_the_newest_query_reads() {
 
 #[test]
 fn snap_kv_holds_what_the_end_of_the_prompt_reads_and_all_that_follows() {
-    let snap = |budget, window, pooling, kernel, group| Policy::Snap {
+    let of = |budget, window, pooling, kernel, group| Policy::Snap {
         budget,
         window,
         pooling,
@@ -347,14 +354,194 @@ fn snap_kv_holds_what_the_end_of_the_prompt_reads_and_all_that_follows() {
         group,
     };
     assert_all_obey(&[
-        snap(Rows(12), 4, Pooling::Average, 5, Group::Mean),
-        snap(Rows(12), 4, Pooling::Max, 7, Group::Mean),
-        snap(Rows(10), 9, Pooling::Average, 3, Group::Max),
-        snap(Rows(8), 1, Pooling::Max, 3, Group::Max),
-        snap(Rows(9), 2, Pooling::Average, 1, Group::Sum),
-        snap(Rows(2), 1, Pooling::Max, 5, Group::Sum),
-        snap(Rows(24), 20, Pooling::Average, 51, Group::Max),
-        snap(Share(0.5), 3, Pooling::Max, 5, Group::Mean),
-        snap(Rows(100), 8, Pooling::Average, 5, Group::Mean),
+        of(Rows(12), 4, Pooling::Average, 5, Group::Mean),
+        of(Rows(12), 4, Pooling::Max, 7, Group::Mean),
+        of(Rows(10), 9, Pooling::Average, 3, Group::Max),
+        of(Rows(8), 1, Pooling::Max, 3, Group::Max),
+        of(Rows(9), 2, Pooling::Average, 1, Group::Sum),
+        of(Rows(2), 1, Pooling::Max, 5, Group::Sum),
+        of(Rows(24), 20, Pooling::Average, 51, Group::Max),
+        of(Share(0.5), 3, Pooling::Max, 5, Group::Mean),
+        of(Rows(100), 8, Pooling::Average, 5, Group::Mean),
     ]);
+}
+
+fn snap(budget: Amount, window: usize) -> Policy {
+    Policy::Snap {
+        budget,
+        window,
+        pooling: Pooling::Average,
+        kernel: 3,
+        group: Group::Mean,
+    }
+}
+
+#[test]
+fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
+    let model = Model::new("llama 4/2", families::config(4, 2));
+    let policies = [
+        snap(Rows(7), 4),
+        snap(Share(0.5), 6),
+        Policy::Tova {
+            budget: Share(0.4),
+            protect_last: false,
+        },
+        Policy::Streaming {
+            sinks: 2,
+            recent: Share(0.3),
+            reindexed: true,
+        },
+        Policy::Window { size: 12 },
+    ];
+    let ids = tokens(3, 40);
+    let call = |cache: &mut Box<dyn CacheBackend>, from: usize, to: usize, more| {
+        let input = Input::from(&ids[from..to]).more_follows(more);
+        let logits = model.decoder.forward(input, cache).expect("a good call");
+        let kept: Vec<_> = (0..3)
+            .map(|layer| cache.kept(LayerIndex::new(layer)))
+            .collect();
+        (bits(&logits), kept)
+    };
+    for policy in policies {
+        let new = || backend(policy, &model.decoder.shape()).expect("fits");
+        let (mut straight, mut detour) = (new(), new());
+        call(&mut straight, 0, 6, true);
+        call(&mut detour, 0, 6, true);
+        call(&mut detour, 20, 25, true);
+        detour.truncate(6).expect("nothing was dropped");
+        for (from, to, more) in [
+            (6, 8, true),
+            (8, 15, false),
+            (15, 16, false),
+            (16, 19, false),
+        ] {
+            let expected = call(&mut straight, from, to, more);
+            assert!(
+                call(&mut detour, from, to, more) == expected,
+                "{policy:?}, {from}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_never_binds_changes_no_bit() {
+    let h2o = |budget| Policy::H2o {
+        budget,
+        recent: Rows(3),
+        sinks: 2,
+        group: Group::Max,
+    };
+    let tova = |budget| Policy::Tova {
+        budget,
+        protect_last: false,
+    };
+    let streaming = |reindexed| Policy::Streaming {
+        sinks: 4,
+        recent: Rows(40),
+        reindexed,
+    };
+    let window = Policy::Window { size: 40 };
+    let all = [
+        window,
+        streaming(false),
+        streaming(true),
+        h2o(Rows(40)),
+        tova(Rows(40)),
+        snap(Rows(40), 39),
+        snap(Share(1.0), 3),
+    ];
+    for model in Model::all() {
+        let shape = model.decoder.shape();
+        for calls in [plain(), chunked(), unannounced(), ragged()] {
+            let expected = run(&model, &mut FullKv::new(&shape), &calls, 9);
+            for policy in all {
+                let Ok(mut cache) = backend(policy, &shape) else {
+                    assert!(model.slides() && policy == streaming(true));
+                    continue;
+                };
+                let found = run(&model, &mut *cache, &calls, 9);
+                let bits = |run: &Run| -> Vec<u32> {
+                    let logits = run.logits.iter().flatten();
+                    logits.map(|logit| logit.to_bits()).collect()
+                };
+                assert!(
+                    bits(&found) == bits(&expected),
+                    "{}, {policy:?}",
+                    model.name
+                );
+                assert_eq!(found.held, expected.held, "{}, {policy:?}", model.name);
+            }
+        }
+    }
+}
+
+/// What a cache saw before `clear` has no part in what it does after, nor has one that was forked off.
+#[test]
+fn a_cleared_cache_starts_anew_and_a_fork_goes_its_own_way() {
+    for model in [
+        Model::new("llama 4/2", families::config(4, 2)),
+        Model::new("gemma", families::gemma()),
+    ] {
+        for policy in one_of_each() {
+            let Ok(mut cache) = backend(policy, &model.decoder.shape()) else {
+                assert!(model.slides());
+                continue;
+            };
+            run(&model, &mut *cache, &ragged(), 1);
+            cache.clear();
+            let (before, after) = (chunked()[..2].to_vec(), chunked()[2..].to_vec());
+            let mut first = run(&model, &mut *cache, &before, 2);
+            let mut fork = cache.fork();
+            run(&model, &mut *fork, &chunked(), 3);
+            let rest = run_on(&model, &mut *cache, &after, vec![tokens(7, 40)]);
+            first.tokens[0].extend_from_slice(&rest.tokens[0]);
+            first.logits[0].extend_from_slice(&rest.logits[0]);
+            first.held[0].extend_from_slice(&rest.held[0]);
+            assert_obeys(&model, policy, &chunked(), &first);
+        }
+    }
+}
+
+fn one_of_each() -> Vec<Policy> {
+    let streaming = |reindexed| Policy::Streaming {
+        sinks: 2,
+        recent: Rows(6),
+        reindexed,
+    };
+    let h2o = |budget| Policy::H2o {
+        budget,
+        recent: Rows(3),
+        sinks: 1,
+        group: Group::Mean,
+    };
+    let tova = |budget| Policy::Tova {
+        budget,
+        protect_last: false,
+    };
+    vec![
+        Policy::Window { size: 6 },
+        streaming(false),
+        streaming(true),
+        h2o(Rows(8)),
+        h2o(Share(0.4)),
+        tova(Rows(8)),
+        tova(Share(0.4)),
+        snap(Rows(8), 3),
+        snap(Share(0.4), 3),
+    ]
+}
+
+/// Between the budget and one row less, at the end of the prompt.
+#[test]
+fn a_budget_binds_from_one_row_beyond_it() {
+    let model = Model::new("llama 4/2", families::config(4, 2));
+    for prompt in 7..=9 {
+        let calls: Calls = vec![(vec![prompt], false), (vec![1], false), (vec![5], false)];
+        for policy in one_of_each() {
+            let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
+            let run = run(&model, &mut *cache, &calls, 1);
+            assert_obeys(&model, policy, &calls, &run);
+        }
+    }
 }

@@ -76,6 +76,16 @@ pub struct Cuts {
     pub followed: usize,
 }
 
+impl Cuts {
+    pub const fn and(self, more: Self) -> Self {
+        Self {
+            made: self.made + more.made,
+            doubtful: self.doubtful + more.doubtful,
+            followed: self.followed + more.followed,
+        }
+    }
+}
+
 /// A batch row under a policy.
 pub struct Simulation<'a> {
     policy: Policy,
@@ -229,11 +239,16 @@ impl<'a> Simulation<'a> {
                     }
                     match (known(budget), known(recent)) {
                         (Some(budget), Some(recent)) if count > budget => {
+                            // Of a share that is too small sinks come first, then the newest.
+                            let recent = recent.min(budget.saturating_sub(sinks));
+                            let sinks = sinks.min(count);
+                            let newest = (count - recent).max(sinks);
                             let sums = &self.layers[layer].sums[kv_head];
-                            let middle = &held[sinks..count - recent];
+                            let middle = &held[sinks..newest];
                             let scored = middle.iter().map(|&p| (p, sums[p])).collect();
-                            let best = self.best(scored, budget - sinks - recent, layer, kv_head);
-                            [&held[..sinks], &best, &held[count - recent..]].concat()
+                            let room = budget.saturating_sub(sinks + recent);
+                            let best = self.best(scored, room, layer, kv_head);
+                            [&held[..sinks], &best, &held[newest..]].concat()
                         }
                         _ => held,
                     }
@@ -264,7 +279,7 @@ impl<'a> Simulation<'a> {
                 } => {
                     let budget = budget.of(prompt);
                     if call == last && prompt > budget {
-                        let before = prompt - window;
+                        let before = prompt.saturating_sub(window);
                         let by_head = self.of_group(kv_head).map(|head| {
                             let queries = &l.gave[before..];
                             let sum = |key| queries.iter().map(|heads| heads[head][key]).sum();
@@ -273,7 +288,9 @@ impl<'a> Simulation<'a> {
                         let by_head: Vec<Vec<f64>> = by_head.collect();
                         let scored = (0..before)
                             .map(|p| (p, reduced(group, by_head.iter().map(|s| s[p]).collect())));
-                        let best = self.best(scored.collect(), budget - window, layer, kv_head);
+                        // The window stays, even if a share leaves no room for it.
+                        let room = budget.saturating_sub(window);
+                        let best = self.best(scored.collect(), room, layer, kv_head);
                         [&best[..], &held[before..]].concat()
                     } else {
                         held
@@ -299,6 +316,7 @@ impl<'a> Simulation<'a> {
         layer: usize,
         kv_head: usize,
     ) -> Vec<usize> {
+        let count = count.min(scored.len());
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let mut best: Vec<usize> = scored[..count].iter().map(|s| s.0).collect();
         best.sort_unstable();
