@@ -72,8 +72,8 @@ pub(crate) struct Turn {
     pub(crate) after: Vec<usize>,
     /// The length of every batch row's prompt; none while more chunks of it follow.
     pub(crate) prompts: Vec<Option<usize>>,
-    /// Whether the prompt of a batch row ends with this step.
-    pub(crate) ends: Vec<bool>,
+    /// Whether the prompt of a batch row ends with this step: once, whatever steps pass the row by.
+    pub(crate) ends_prompt: Vec<bool>,
 }
 
 /// What attention saw, on the host.
@@ -140,21 +140,18 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         self.held.begin(step)?;
         self.prompts.resize(step.starts().len(), None);
         let after = self.held.progress.lengths_after();
-        let known = self.prompts.iter().zip(&after);
-        let ends: Vec<bool> = known
-            .clone()
-            .map(|(known, &length)| known.is_none() && length > 0 && !step.more_follows())
-            .collect();
-        let prompts = known.zip(&ends).map(|((known, &length), &ends)| {
-            let now = ends.then_some(length);
-            known.or(now)
-        });
-        let prompts = prompts.collect();
+        let rows = self.prompts.iter().zip(&after);
+        let (ends_prompt, prompts) = rows
+            .map(|(known, &length)| {
+                let ends = known.is_none() && !step.more_follows() && length > 0;
+                (ends, if ends { Some(length) } else { *known })
+            })
+            .unzip();
         self.turn = Turn {
             before: self.held.progress.lengths().to_vec(),
             after,
             prompts,
-            ends,
+            ends_prompt,
         };
         Ok(())
     }

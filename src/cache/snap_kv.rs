@@ -160,7 +160,7 @@ impl Policy for PromptWindow {
         let wanted = |row: usize| match turn.prompts[row] {
             None => turn.after[row] > 0,
             Some(prompt) => {
-                turn.ends[row]
+                turn.ends_prompt[row]
                     && self
                         .config
                         .budget
@@ -181,7 +181,7 @@ impl Policy for PromptWindow {
         kept.resize(turn.after.len(), Vec::new());
         for (row, kept) in kept.iter_mut().enumerate() {
             let over = turn.prompts[row];
-            if over.is_some_and(|_| !turn.ends[row]) {
+            if over.is_some_and(|_| !turn.ends_prompt[row]) {
                 continue;
             }
             let new = (turn.after[row] - turn.before[row]).min(window);
@@ -197,7 +197,7 @@ impl Policy for PromptWindow {
             kept.drain(..kept.len().saturating_sub(window));
         }
         for (row, head, slots) in rows.lists_mut() {
-            let Some(prompt) = turn.prompts[row].filter(|_| turn.ends[row]) else {
+            let Some(prompt) = turn.prompts[row].filter(|_| turn.ends_prompt[row]) else {
                 continue;
             };
             let budget = self.config.budget.of(Some(prompt)).unwrap_or(prompt);

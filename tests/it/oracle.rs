@@ -377,6 +377,30 @@ fn snap(budget: Amount, window: usize) -> Policy {
 }
 
 #[test]
+fn a_prompt_is_cut_once_however_many_calls_pass_its_row_by() {
+    let model = Model::new("llama 4/2", families::config(4, 2));
+    let calls = |passing: usize| -> Calls {
+        let mut calls = vec![(vec![7, 0], true), (vec![8, 0], false)];
+        calls.resize(2 + passing, (vec![0, 3], false));
+        calls.push((vec![2, 1], false));
+        calls
+    };
+    for passing in [0, 1, 3] {
+        for policy in [snap(Rows(6), 3), snap(Share(0.5), 3)] {
+            let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
+            let run = run(&model, &mut *cache, &calls(passing), 1);
+            assert_obeys(&model, policy, &calls(passing), &run);
+            let cut = &run.held[0][1];
+            let later = &run.held[0][2 + passing];
+            for (cut, later) in cut.iter().flatten().zip(later.iter().flatten()) {
+                assert_eq!(cut.len() + 2, later.len());
+                assert!(later.starts_with(cut));
+            }
+        }
+    }
+}
+
+#[test]
 fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
     let model = Model::new("llama 4/2", families::config(4, 2));
     let policies = [
