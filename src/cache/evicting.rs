@@ -55,6 +55,11 @@ pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
         if dropped { length } else { 0 }
     }
 
+    /// Forgets what the policy itself holds of the tokens from `to` on; `lengths` are those before.
+    fn truncate(&mut self, lengths: &[usize], to: usize) {
+        let _ = (lengths, to);
+    }
+
     /// Adds the bytes of what the policy itself holds.
     fn report(&self, report: &mut MemoryReport) {
         let _ = report;
@@ -264,6 +269,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             self.clear();
             return Ok(());
         }
+        self.policy.truncate(self.held.progress.lengths(), to);
         self.held.truncate(to);
         for prompt in &mut self.prompts {
             *prompt = prompt.filter(|&length| length <= to);

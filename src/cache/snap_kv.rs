@@ -23,10 +23,13 @@ use crate::{
 /// gave a row, pooled over its neighbours and then reduced over the query heads that share a KV head. Of
 /// equal scores, which maximum pooling makes the rule, the lowest position stays. Rows keep their original
 /// positions. Later turns of a conversation are not cut: rows held are the budget and all that came
-/// after the first prompt. A prompt no longer than the budget is kept whole.
+/// after the first prompt. A prompt no longer than the budget is kept whole, and the window even where a
+/// share of a short prompt leaves no room for it.
 ///
 /// What came after the prompt can be taken back; further back is refused with
-/// [`Irreversible`](CacheError::Irreversible) once the prompt was cut.
+/// [`Irreversible`](CacheError::Irreversible) once the prompt was cut. Before that a truncation takes
+/// queries of the window back too: if fewer than `window` tokens follow until the prompt ends, the cut
+/// goes by those that are left.
 ///
 /// # Cost
 /// The whole prompt until it ends, then the budget and what follows. The last chunk reads back `heads ·
@@ -220,6 +223,14 @@ impl Policy for PromptWindow {
 
     fn oldest(&self, _: usize, prompt: Option<usize>, dropped: bool) -> usize {
         prompt.filter(|_| dropped).unwrap_or(0)
+    }
+
+    fn truncate(&mut self, lengths: &[usize], to: usize) {
+        for rows in &mut self.layers {
+            for (kept, &length) in rows.iter_mut().zip(lengths) {
+                kept.truncate(kept.len().saturating_sub(length.saturating_sub(to)));
+            }
+        }
     }
 
     fn report(&self, report: &mut MemoryReport) {

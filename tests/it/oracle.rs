@@ -448,6 +448,30 @@ fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
     }
 }
 
+/// The window reaches back before what was taken back: to the last two rows of the first call.
+#[test]
+fn a_query_that_was_taken_back_does_not_vote() {
+    let model = Model::new("llama 4/2", families::config(4, 2));
+    let ids = tokens(3, 20);
+    let kept = |detour: &[u32]| {
+        let mut cache = backend(snap(Rows(9), 5), &model.decoder.shape()).expect("fits");
+        for (ids, more) in [(&ids[..10], true), (detour, true), (&ids[10..13], false)] {
+            if !ids.is_empty() {
+                let input = Input::from(ids).more_follows(more);
+                model.decoder.forward(input, &mut cache).expect("a call");
+            }
+            if more {
+                cache.truncate(10).expect("nothing was dropped");
+            }
+        }
+        let layers = (0..3).map(|layer| cache.kept(LayerIndex::new(layer)));
+        layers.collect::<Vec<_>>()
+    };
+    for detour in [[4, 5, 6], [60, 61, 62], [7, 70, 77]] {
+        assert_eq!(kept(&detour), kept(&[]), "after {detour:?}");
+    }
+}
+
 #[test]
 fn a_budget_that_never_binds_changes_no_bit() {
     let h2o = |budget| Policy::H2o {
