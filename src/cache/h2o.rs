@@ -61,7 +61,8 @@ impl H2oConfig {
         }
     }
 
-    /// The first `sinks` rows are always kept too. The original has none.
+    /// The first `sinks` rows are always kept too, even where a share of a short prompt is less, and before
+    /// the newest where it is less than both. The original has none.
     #[must_use]
     pub const fn with_sinks(mut self, sinks: usize) -> Self {
         self.sinks = sinks;

@@ -1,11 +1,14 @@
 //! `Tova`: drops what the newest query looks at least (Oren et al., arXiv 2401.06104, section 4).
 
-use crate::cache::{
-    Budget, CacheError, Group, ModelShape, Observation,
-    evicting::{Evicting, Policy, Seen, Turn},
-    forward::backend,
-    keep::weakest,
-    rows::Rows,
+use crate::{
+    cache::{
+        Budget, CacheError, Group, ModelShape, Observation,
+        evicting::{Evicting, Policy, Seen, Turn},
+        forward::backend,
+        keep::weakest,
+        rows::Rows,
+    },
+    memory::MemoryReport,
 };
 
 /// Keeps, in every layer that shows all keys, the rows to which the newest query gave most, by the mean
@@ -21,7 +24,8 @@ use crate::cache::{
 /// # Cost
 /// `budget` rows, in whole pieces of 512 slots that also hold the rows of the step. A step beyond the
 /// budget reads the newest query's probabilities back, `heads` numbers a slot in every layer; one below
-/// it costs nothing.
+/// it costs nothing, unless the budget is a share of a prompt of which more chunks follow and the batch
+/// has several rows: then the newest query of each row is read back and held until its prompt ends.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -69,39 +73,79 @@ impl Tova {
     /// [`Budget`](CacheError::Budget) if the budget is no row.
     pub fn new(shape: &ModelShape, config: TovaConfig) -> Result<Self, CacheError> {
         config.budget.holds(1)?;
-        Ok(Self(Evicting::new(shape, NewestQuery(config))))
+        let newest = vec![Vec::new(); shape.layers()];
+        Ok(Self(Evicting::new(shape, NewestQuery { config, newest })))
     }
 }
 
 backend!(Tova);
 
 #[derive(Debug, Clone)]
-struct NewestQuery(TovaConfig);
+struct NewestQuery {
+    config: TovaConfig,
+    /// By layer and batch row: what its newest query gave to every slot, the mean over the heads. Held
+    /// while more chunks of a prompt follow that decides the budget: its last may pass a row by.
+    newest: Vec<Vec<Vec<f32>>>,
+}
 
 impl Policy for NewestQuery {
     fn wants(&self, turn: &Turn) -> Observation {
-        let lengths = turn.after.iter().zip(&turn.prompts);
-        let over = |(&length, &prompt)| self.0.budget.of(prompt).is_some_and(|b| length > b);
-        if lengths.into_iter().any(over) {
+        let batch = turn.after.len();
+        let wanted = |row: usize| match self.config.budget.of(turn.prompts[row]) {
+            Some(budget) => turn.after[row] > budget,
+            None => batch > 1 && turn.after[row] > turn.before[row],
+        };
+        if (0..batch).any(wanted) {
             Observation::LastRows(1)
         } else {
             Observation::Nothing
         }
     }
 
-    fn observe(&mut self, _: usize, rows: &mut Rows, seen: &Seen<'_>, turn: &Turn) {
+    fn observe(&mut self, layer: usize, rows: &mut Rows, seen: &Seen<'_>, turn: &Turn) {
+        let newest = &mut self.newest[layer];
+        newest.resize(turn.after.len(), Vec::new());
         for (row, _, slots) in rows.lists_mut() {
-            let Some(budget) = self.0.budget.of(turn.prompts[row]) else {
+            let scores = if turn.after[row] > turn.before[row] {
+                let heads = (0..seen.heads).map(|head| seen.row(row, head, 0));
+                Group::Mean.reduce(heads)
+            } else {
+                std::mem::take(&mut newest[row])
+            };
+            let Some(budget) = self.config.budget.of(turn.prompts[row]) else {
+                newest[row] = scores;
                 continue;
             };
+            newest[row] = Vec::new();
+            // No query of this row is known: the next one will say what goes.
+            if scores.is_empty() {
+                continue;
+            }
             let excess = slots.used().saturating_sub(budget);
-            let heads = (0..seen.heads).map(|head| seen.row(row, head, 0));
-            let scores = Group::Mean.reduce(heads);
             let last = turn.after[row].saturating_sub(1);
-            let candidate = |position| !(self.0.protect_last && position == last);
+            let candidate = |position| !(self.config.protect_last && position == last);
             for slot in weakest(slots.as_ref(), &scores, excess, candidate) {
                 slots.free_slot(slot);
             }
         }
+    }
+
+    fn truncate(&mut self, lengths: &[usize], to: usize) {
+        for newest in &mut self.newest {
+            for (newest, &length) in newest.iter_mut().zip(lengths) {
+                if to < length {
+                    *newest = Vec::new();
+                }
+            }
+        }
+    }
+
+    fn report(&self, report: &mut MemoryReport) {
+        let newest = self.newest.iter().flatten();
+        report.scores += newest.map(|scores| size_of_val(&scores[..])).sum::<usize>();
+    }
+
+    fn clear(&mut self) {
+        self.newest.iter_mut().for_each(Vec::clear);
     }
 }

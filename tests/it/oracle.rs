@@ -400,6 +400,41 @@ fn a_prompt_is_cut_once_however_many_calls_pass_its_row_by() {
     }
 }
 
+/// What decides the cut of a row whose prompt ends in a call that brings it nothing is its last query.
+#[test]
+fn a_prompt_may_end_while_its_row_is_silent() {
+    let tova = |protect_last| Policy::Tova {
+        budget: Share(0.4),
+        protect_last,
+    };
+    let h2o = Policy::H2o {
+        budget: Share(0.4),
+        recent: Share(0.2),
+        sinks: 1,
+        group: Group::Mean,
+    };
+    let calls: Calls = vec![
+        (vec![0, 4, 9], true),
+        (vec![12, 0, 3], true),
+        (vec![0, 3, 1], false),
+        (vec![1, 1, 1], false),
+        (vec![0, 6, 1], false),
+    ];
+    for model in Model::all() {
+        for policy in [
+            tova(false),
+            tova(true),
+            h2o,
+            snap(Rows(6), 3),
+            snap(Share(0.5), 3),
+        ] {
+            let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
+            let run = run(&model, &mut *cache, &calls, 5);
+            assert_obeys(&model, policy, &calls, &run);
+        }
+    }
+}
+
 #[test]
 fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
     let model = Model::new("llama 4/2", families::config(4, 2));
