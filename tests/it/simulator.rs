@@ -64,6 +64,18 @@ pub struct Call {
     pub more_follows: bool,
 }
 
+/// The call with which the prompt ends, the first that does not say otherwise once there are tokens, and
+/// the tokens up to it; none while it goes on.
+pub fn prompt(calls: &[Call]) -> Option<(usize, usize)> {
+    let mut tokens = 0;
+    let ends = |call: &Call| {
+        tokens += call.tokens;
+        tokens > 0 && !call.more_follows
+    };
+    let last = calls.iter().position(ends)?;
+    Some((last, tokens))
+}
+
 /// By layer and KV head: the positions held.
 pub type Held = Vec<Vec<Vec<usize>>>;
 
@@ -164,19 +176,6 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The call with which the prompt ends, the first that says so once there are tokens; the tokens
-    /// up to it.
-    fn prompt(&self) -> (usize, usize) {
-        let mut tokens = 0;
-        for (index, call) in self.calls.iter().enumerate() {
-            tokens += call.tokens;
-            if tokens > 0 && !call.more_follows {
-                return (index, tokens);
-            }
-        }
-        (usize::MAX, tokens)
-    }
-
     fn end_call(&mut self, layer: usize) {
         let l = &mut self.layers[layer];
         for held in &mut l.held {
@@ -200,7 +199,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn evict(&mut self, layer: usize) {
-        let (last, prompt) = self.prompt();
+        let (last, prompt) = prompt(self.calls).unwrap_or((usize::MAX, 0));
         let call = self.layers[layer].call;
         // Rows that may stay; none says that this is not known before the prompt has ended.
         let known = |amount| {
