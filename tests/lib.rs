@@ -17,6 +17,8 @@ mod by_folder;
 mod chat;
 #[path = "it/config_json.rs"]
 mod config_json;
+#[path = "it/driver.rs"]
+mod driver;
 #[path = "it/exactness.rs"]
 mod exactness;
 #[path = "it/families.rs"]
@@ -39,6 +41,8 @@ mod loader;
 mod memory;
 #[path = "it/oracle.rs"]
 mod oracle;
+#[path = "it/oracle_random.rs"]
+mod oracle_random;
 #[path = "it/patching.rs"]
 mod patching;
 #[path = "it/policies.rs"]

@@ -1,124 +1,21 @@
-//! Lossy policies against an uncached f64 forward that sees what their rules leave: what is held after
-//! every call and the logits of every token, by family, budget, cutting and batch row.
-
-use std::cell::Cell;
+//! Lossy policies against an uncached f64 forward that sees what their rules leave, by family, budget,
+//! cutting and batch row.
 
 use kv_direct::{
-    cache::{
-        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, LayerIndex,
-        ModelShape, Pooling, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenIds,
-        Tova, TovaConfig, Window,
-    },
-    model::{Decoder, DecoderConfig, Input},
-};
-
-use proptest::{
-    prelude::*,
-    sample::select,
-    test_runner::{RngAlgorithm, TestRng, TestRunner},
+    cache::{CacheBackend, FullKv, Group, LayerIndex, Pooling},
+    model::Input,
 };
 
 use crate::{
-    families::{self, TOLERANCE},
-    random::{VOCAB, apart, decoder, tokens, weights},
-    reference::Reference,
-    simulator::{Amount, Call, Cuts, Held, Policy, Simulation, prompt},
+    driver::{Calls, Model, Run, assert_obeys, backend, run, run_on},
+    families,
+    random::tokens,
+    simulator::{
+        Amount::{self, Rows, Share},
+        Cuts, Held, Policy,
+    },
     support::bits,
 };
-
-struct Model {
-    name: &'static str,
-    config: DecoderConfig,
-    decoder: Decoder,
-    reference: Reference,
-    windows: Vec<Option<usize>>,
-}
-
-impl Model {
-    fn new(name: &'static str, config: DecoderConfig) -> Self {
-        let weights = weights(&config);
-        let windows = config.layers.iter();
-        Self {
-            name,
-            decoder: decoder(&config, &weights),
-            reference: Reference::new(&config, &weights),
-            windows: windows.map(|layer| layer.window.map(|w| w.get())).collect(),
-            config,
-        }
-    }
-
-    fn all() -> Vec<Self> {
-        vec![
-            Self::new("llama 4/2", families::config(4, 2)),
-            Self::new("llama 4/4", families::config(4, 4)),
-            Self::new("llama 4/1", families::config(4, 1)),
-            Self::new("qwen2", families::qwen2()),
-            Self::new("qwen3", families::qwen3()),
-            Self::new("gemma", families::gemma()),
-        ]
-    }
-
-    fn slides(&self) -> bool {
-        self.windows.iter().any(Option::is_some)
-    }
-}
-
-fn budget(amount: Amount) -> Budget {
-    match amount {
-        Amount::Rows(rows) => rows.into(),
-        Amount::Share(share) => Budget::of_prompt(share).expect("a share"),
-    }
-}
-
-/// The crate's backend for a policy.
-fn backend(policy: Policy, shape: &ModelShape) -> Result<Box<dyn CacheBackend>, CacheError> {
-    Ok(match policy {
-        Policy::Full => Box::new(FullKv::new(shape)),
-        Policy::Window { size } => Box::new(Window::new(shape, size)?),
-        Policy::Streaming {
-            sinks,
-            recent,
-            reindexed,
-        } => {
-            let indexing = if reindexed {
-                Indexing::CacheIndex
-            } else {
-                Indexing::Original
-            };
-            let config = StreamingLlmConfig::new(budget(recent)).with_sinks(sinks);
-            Box::new(StreamingLlm::new(shape, config.with_indexing(indexing))?)
-        }
-        Policy::H2o {
-            budget: rows,
-            recent,
-            sinks,
-            group,
-        } => {
-            let config = H2oConfig::new(budget(rows), budget(recent)).with_sinks(sinks);
-            Box::new(H2o::new(shape, config.with_group(group))?)
-        }
-        Policy::Tova {
-            budget: rows,
-            protect_last,
-        } => {
-            let config = TovaConfig::new(budget(rows)).with_protected_last(protect_last);
-            Box::new(Tova::new(shape, config)?)
-        }
-        Policy::Snap {
-            budget: rows,
-            window,
-            pooling,
-            kernel,
-            group,
-        } => {
-            let config = SnapKvConfig::new(budget(rows), window).with_pooling(pooling, kernel);
-            Box::new(SnapKv::new(shape, config.with_group(group))?)
-        }
-    })
-}
-
-/// Calls of a batch: how many tokens each row brings, and whether more of the prompt follows.
-type Calls = Vec<(Vec<usize>, bool)>;
 
 /// A prompt of 26 in one call, then one by one.
 fn plain() -> Calls {
@@ -160,127 +57,6 @@ fn ragged() -> Calls {
         (vec![5, 1, 0], false),
         (vec![1, 1, 1], false),
     ]
-}
-
-/// What the crate did in all calls: by row its logits, and by row and call what was held.
-struct Run {
-    tokens: Vec<Vec<u32>>,
-    logits: Vec<Vec<f32>>,
-    held: Vec<Vec<Held>>,
-}
-
-fn run(
-    model: &Model,
-    cache: &mut dyn CacheBackend,
-    calls: &[(Vec<usize>, bool)],
-    seed: u64,
-) -> Run {
-    let lengths = (0..calls[0].0.len()).map(|row| calls.iter().map(|call| call.0[row]).sum());
-    let ids = lengths
-        .enumerate()
-        .map(|(row, length)| tokens(seed + row as u64, length));
-    run_on(model, cache, calls, ids.collect())
-}
-
-/// As [`run`], on these tokens, of which there may be more than the calls take.
-fn run_on(
-    model: &Model,
-    cache: &mut dyn CacheBackend,
-    calls: &[(Vec<usize>, bool)],
-    mut tokens: Vec<Vec<u32>>,
-) -> Run {
-    let rows = tokens.len();
-    for (row, tokens) in tokens.iter_mut().enumerate() {
-        tokens.truncate(calls.iter().map(|call| call.0[row]).sum());
-    }
-    let mut run = Run {
-        tokens: tokens.clone(),
-        logits: vec![vec![]; rows],
-        held: vec![vec![]; rows],
-    };
-    let mut rest: Vec<&[u32]> = tokens.iter().map(Vec::as_slice).collect();
-    for (lengths, more_follows) in calls {
-        let take = |(rest, &n): (&mut &[u32], _)| rest.split_off(..n).expect("enough").to_vec();
-        let call: TokenIds = rest.iter_mut().zip(lengths).map(take).collect();
-        let longest = call.longest();
-        let input = Input::from(call).more_follows(*more_follows);
-        let logits = model.decoder.forward(input, &mut *cache);
-        let logits = logits.expect("a good call").into_data();
-        let logits: Vec<f32> = logits.try_to_vec().expect("f32");
-        for (row, logits) in logits.chunks_exact(longest * VOCAB).enumerate() {
-            run.logits[row].extend_from_slice(&logits[..lengths[row] * VOCAB]);
-            let held = (0..model.windows.len()).map(|layer| {
-                let kept = cache.kept(LayerIndex::new(layer));
-                let lists = kept.row(row);
-                let of_head = |head| lists.get(head).unwrap_or(&lists[0]).clone();
-                (0..model.config.kv_heads).map(of_head).collect()
-            });
-            run.held[row].push(held.collect());
-        }
-    }
-    run
-}
-
-impl Run {
-    /// What a row did in later calls.
-    fn extend(&mut self, row: usize, more: &Self) {
-        self.tokens[row].extend_from_slice(&more.tokens[row]);
-        self.logits[row].extend_from_slice(&more.logits[row]);
-        self.held[row].extend_from_slice(&more.held[row]);
-    }
-}
-
-fn of_row(calls: &[(Vec<usize>, bool)], row: usize) -> Vec<Call> {
-    let of_row = |(lengths, more_follows): &(Vec<usize>, bool)| Call {
-        tokens: lengths[row],
-        more_follows: *more_follows,
-    };
-    calls.iter().map(of_row).collect()
-}
-
-/// Compares a run with the oracle, row by row.
-#[track_caller]
-fn assert_obeys(model: &Model, policy: Policy, calls: &[(Vec<usize>, bool)], run: &Run) -> Cuts {
-    let mut cuts = Cuts::default();
-    for row in 0..run.tokens.len() {
-        let of_row = of_row(calls, row);
-        cuts = cuts.and(assert_row_obeys(model, policy, &of_row, run, row, 0));
-    }
-    cuts
-}
-
-/// Compares a row with the oracle, what it held from a call on.
-#[track_caller]
-fn assert_row_obeys(
-    model: &Model,
-    policy: Policy,
-    calls: &[Call],
-    run: &Run,
-    row: usize,
-    from: usize,
-) -> Cuts {
-    let what = format!("{}, {policy:?}, {calls:?}, row {row}", model.name);
-    let heads = [model.config.heads, model.config.kv_heads];
-    let theirs = &run.held[row];
-    let mut simulation = Simulation::new(policy, calls, &model.windows, heads, theirs);
-    let expected = model.reference.logits_of(&run.tokens[row], &mut simulation);
-    for (call, held) in simulation.held().iter().enumerate().skip(from) {
-        for (layer, held) in held.iter().enumerate() {
-            assert_eq!(
-                theirs[call][layer], *held,
-                "held in layer {layer} after call {call}: {what}"
-            );
-        }
-    }
-    let delta = apart(&run.logits[row], expected.into_iter().flatten());
-    // An angle in f32 is off in proportion to its position.
-    let tolerance = if run.tokens[row].len() > 256 {
-        2.0
-    } else {
-        1.0
-    } * TOLERANCE;
-    assert!(delta <= tolerance, "logits are {delta:e} off: {what}");
-    simulation.cuts
 }
 
 /// Buffers come in pieces of 512 slots: a cut within one, across the edge of two, and back.
@@ -355,8 +131,6 @@ fn assert_all_obey(policies: &[Policy]) {
     );
 }
 
-use Amount::{Rows, Share};
-
 #[test]
 fn full_kv_and_windows_hold_the_newest() {
     let sizes = [1, 2, 7, 25, 26, 40, 100].map(|size| Policy::Window { size });
@@ -425,6 +199,61 @@ fn tova_holds_what_the_newest_query_reads() {
         })
     };
     assert_all_obey(&[of(false), of(true)].concat());
+}
+
+#[test]
+fn tova_may_drop_its_newest_row_at_once_unless_it_is_protected() {
+    let model = Model::new("llama 4/2", families::config(4, 2));
+    for protect_last in [false, true] {
+        let policy = Policy::Tova {
+            budget: Rows(8),
+            protect_last,
+        };
+        let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
+        let run = run(&model, &mut *cache, &plain(), 1);
+        assert_obeys(&model, policy, &plain(), &run);
+        let newest_held = |(call, held): (usize, &Held)| {
+            held.iter()
+                .flatten()
+                .all(|held| held.contains(&(25 + call)))
+        };
+        let always = run.held[0].iter().enumerate().all(newest_held);
+        assert_eq!(always, protect_last);
+    }
+}
+
+#[test]
+fn budgets_that_hold_nothing_are_refused() {
+    let shape = Model::new("llama 4/2", families::config(4, 2))
+        .decoder
+        .shape();
+    let h2o = |budget, recent, sinks| Policy::H2o {
+        budget: Rows(budget),
+        recent: Rows(recent),
+        sinks,
+        group: Group::Mean,
+    };
+    let streaming = |recent| Policy::Streaming {
+        sinks: 4,
+        recent: Rows(recent),
+        reindexed: true,
+    };
+    let tova = |budget| Policy::Tova {
+        budget: Rows(budget),
+        protect_last: true,
+    };
+    for (refused, least) in [
+        (Policy::Window { size: 0 }, Policy::Window { size: 1 }),
+        (streaming(0), streaming(1)),
+        (h2o(0, 0, 0), h2o(1, 0, 0)),
+        (h2o(4, 3, 2), h2o(5, 3, 2)),
+        (tova(0), tova(1)),
+        (snap(Rows(3), 3), snap(Rows(4), 3)),
+        (snap(Rows(3), 0), snap(Rows(3), 1)),
+    ] {
+        assert!(backend(refused, &shape).is_err(), "{refused:?}");
+        assert!(backend(least, &shape).is_ok(), "{least:?}");
+    }
 }
 
 #[test]
@@ -709,197 +538,4 @@ fn a_budget_binds_from_one_row_beyond_it() {
             assert_obeys(&model, policy, &calls, &run);
         }
     }
-}
-
-/// The same cases in every run.
-fn runner(cases: u32) -> TestRunner {
-    let config = ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
-}
-
-fn any_policy() -> impl Strategy<Value = Policy> {
-    let amount = |least: usize| {
-        prop_oneof![
-            3 => (least..=30).prop_map(Rows),
-            1 => (0.05f64..=1.0).prop_map(Share),
-        ]
-    };
-    let group = || select(vec![Group::Mean, Group::Sum, Group::Max]);
-    let streaming = (0usize..8, amount(1), any::<bool>());
-    let h2o = (amount(1), 0.0..=1.0, 0.0..=1.0, group());
-    let snap = (
-        amount(2),
-        0.0..=1.0,
-        select(vec![Pooling::Average, Pooling::Max]),
-        select(vec![1usize, 3, 5, 7, 31]),
-        group(),
-    );
-    prop_oneof![
-        (1usize..30).prop_map(|size| Policy::Window { size }),
-        streaming.prop_map(|(sinks, recent, reindexed)| Policy::Streaming {
-            sinks,
-            recent,
-            reindexed,
-        }),
-        h2o.prop_map(|(budget, recent, sinks, group)| {
-            let part = |share: f64, of: usize| (share * of as f64).round() as usize;
-            let (recent, sinks) = match budget {
-                Rows(rows) => {
-                    let recent = part(recent, rows);
-                    (Rows(recent), part(sinks, rows - recent))
-                }
-                Share(share) => (Share((share * recent).max(0.01)), part(sinks, 6)),
-            };
-            Policy::H2o {
-                budget,
-                recent,
-                sinks,
-                group,
-            }
-        }),
-        (amount(1), any::<bool>()).prop_map(|(budget, protect_last)| Policy::Tova {
-            budget,
-            protect_last,
-        }),
-        snap.prop_map(|(budget, window, pooling, kernel, group)| Policy::Snap {
-            budget,
-            window: match budget {
-                Rows(rows) => ((window * rows as f64) as usize).clamp(1, rows - 1),
-                Share(_) => 1 + (window * 9.0) as usize,
-            },
-            pooling,
-            kernel,
-            group,
-        }),
-    ]
-}
-
-/// Calls of one to three rows, 50 tokens a row at most, none without a token.
-fn any_calls() -> impl Strategy<Value = Calls> {
-    let length = || prop_oneof![2 => Just(0usize), 4 => Just(1), 3 => 2usize..=5, 2 => 6usize..=24];
-    let calls = move |rows| {
-        let call = (prop::collection::vec(length(), rows), any::<bool>());
-        prop::collection::vec(call, 1..12)
-    };
-    (1usize..=3).prop_flat_map(calls).prop_map(|calls| {
-        let mut totals = vec![0; calls[0].0.len()];
-        let mut fitting = Calls::new();
-        for (mut lengths, more_follows) in calls {
-            for (total, length) in totals.iter_mut().zip(&mut lengths) {
-                *length = (*length).min(50 - *total);
-                *total += *length;
-            }
-            if lengths.iter().any(|&n| n > 0) {
-                fitting.push((lengths, more_follows));
-            }
-        }
-        if fitting.is_empty() {
-            fitting.push((vec![1; totals.len()], false));
-        }
-        fitting
-    })
-}
-
-#[test]
-fn any_policy_holds_what_it_says_however_tokens_are_cut() {
-    let models = Model::all();
-    let mut runner = runner(48);
-    let strategy = (0..models.len(), any_policy(), any_calls(), 0u64..1000);
-    let cuts = Cell::new(Cuts::default());
-    runner
-        .run(&strategy, |(model, policy, calls, seed)| {
-            let model = &models[model];
-            let reindexed = matches!(
-                policy,
-                Policy::Streaming {
-                    reindexed: true,
-                    ..
-                }
-            );
-            prop_assume!(!(reindexed && model.slides()));
-            let mut cache = backend(policy, &model.decoder.shape()).expect("fits");
-            let run = run(model, &mut *cache, &calls, seed);
-            cuts.set(cuts.get().and(assert_obeys(model, policy, &calls, &run)));
-            Ok(())
-        })
-        .unwrap_or_else(|failure| panic!("{failure}"));
-    let cuts = cuts.get();
-    println!("{cuts:?}");
-    assert!(
-        cuts.doubtful * 20 <= cuts.made,
-        "rounding decides: {cuts:?}"
-    );
-}
-
-/// Where a truncation is accepted the tokens from there on might never have been: a prompt that was
-/// over goes on if it lost some.
-#[test]
-fn what_is_taken_back_leaves_no_trace() {
-    let models = Model::all();
-    let (asked, accepted) = (Cell::new(0), Cell::new(0));
-    let parts = (0.0..1.0, 0.0..1.0);
-    let strategy = (
-        0..models.len(),
-        any_policy(),
-        any_calls(),
-        parts,
-        0u64..1000,
-    );
-    runner(64)
-        .run(&strategy, |(model, policy, calls, (at, to), seed)| {
-            let model = &models[model];
-            let Ok(mut cache) = backend(policy, &model.decoder.shape()) else {
-                return Ok(());
-            };
-            let at = 1 + (at * (calls.len() - 1) as f64) as usize;
-            let (before, after) = calls.split_at(at);
-            let mut whole = run(model, &mut *cache, before, seed);
-            let longest = whole.tokens.iter().map(Vec::len).max().expect("a row");
-            let to = 1 + (to * longest as f64) as usize;
-            asked.set(asked.get() + 1);
-            if cache.truncate(to).is_err() {
-                return Ok(());
-            }
-            accepted.set(accepted.get() + 1);
-            let ids = (0..whole.tokens.len()).map(|row| tokens(seed + 70 + row as u64, 50));
-            let rest = run_on(model, &mut *cache, after, ids.collect());
-            for row in 0..whole.tokens.len() {
-                let length = whole.tokens[row].len();
-                let mut of_row = of_row(&calls, row);
-                let prompt = prompt(&of_row[..at]).map(|(_, length)| length);
-                let goes_on = length > to && prompt.is_none_or(|prompt| prompt > to);
-                let mut total = 0;
-                for call in &mut of_row[..at] {
-                    total += call.tokens;
-                    call.tokens -= total.saturating_sub(to).min(call.tokens);
-                    call.more_follows |= goes_on && total > 0;
-                }
-                // Queries that were taken back have no vote, and such cuts go by fewer of them.
-                let mut fresh = 0;
-                let ends = of_row[at..].iter().any(|call| {
-                    fresh += call.tokens;
-                    !call.more_follows
-                });
-                let fewer = match policy {
-                    Policy::Snap { window, .. } => fresh < window,
-                    Policy::Tova { .. } => fresh == 0,
-                    _ => false,
-                };
-                if goes_on && ends && fewer {
-                    continue;
-                }
-                whole.tokens[row].truncate(to);
-                whole.logits[row].truncate(to * VOCAB);
-                whole.extend(row, &rest);
-                assert_row_obeys(model, policy, &of_row, &whole, row, at);
-            }
-            Ok(())
-        })
-        .unwrap_or_else(|failure| panic!("{failure}"));
-    let [accepted, asked] = [accepted.get(), asked.get()];
-    assert!(accepted * 4 > asked, "{accepted} of {asked} were accepted");
 }
