@@ -17,6 +17,8 @@ pub mod model;
 pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "text")]
 pub mod text;
 
@@ -29,6 +31,9 @@ pub use model::Decoder;
 pub mod _documentation {
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}
+
+    #[doc = include_str!("../docs/adding-a-backend.md")]
+    pub mod adding_a_backend {}
 
     #[doc = include_str!("../docs/benchmarks.md")]
     pub mod benchmarks {}

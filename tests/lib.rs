@@ -17,6 +17,8 @@ mod by_folder;
 mod chat;
 #[path = "it/config_json.rs"]
 mod config_json;
+#[path = "it/contract.rs"]
+mod contract;
 #[path = "it/driver.rs"]
 mod driver;
 #[path = "it/exactness.rs"]

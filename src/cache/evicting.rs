@@ -271,8 +271,9 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         }
         self.policy.truncate(self.held.progress.lengths(), to);
         self.held.truncate(to);
-        for prompt in &mut self.prompts {
-            *prompt = prompt.filter(|&length| length <= to);
+        // A prompt that is taken back in part is over.
+        for prompt in self.prompts.iter_mut().flatten() {
+            *prompt = to.min(*prompt);
         }
         Ok(())
     }

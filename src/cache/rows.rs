@@ -251,27 +251,44 @@ impl Rows {
         self.buffers = Some((keys, values));
     }
 
-    /// Moves the rows held into the smallest whole pieces that hold them and one more token, where
-    /// that frees at least a piece. Answers the bytes that were held on top meanwhile. A layer with a
-    /// window does that as it [`slide`](Self::slide)s.
+    /// Gives back the pieces that the rows held and one more token do not need. A list whose slots reach
+    /// beyond those it needs itself moves into its first slots, in rising order; the others stay in
+    /// place, so that what a batch row is never depends on its neighbours. Answers the bytes that were
+    /// held on top meanwhile. A layer with a window does that as it [`slide`](Self::slide)s.
     pub(crate) fn shrink(&mut self) -> usize {
         if self.slides() {
             return 0;
         }
-        let most = self.slots.iter().map(Slots::used).max().unwrap_or(0);
-        let slots = (most + 1).next_multiple_of(PIECE);
-        if self.capacity() < slots + PIECE {
+        let whole = |slots: &Slots| (slots.used() + 1).next_multiple_of(PIECE);
+        let moves = |slots: &Slots| self.limit.is_none() && slots.end() > whole(slots);
+        let most = self.slots.iter().map(whole).max().unwrap_or(PIECE);
+        if self.capacity() < most + PIECE && !self.slots.iter().any(moves) {
             return 0;
         }
-        let (used, _) = self.bytes();
-        let held = self.ordered();
-        let old = std::mem::replace(self, self.emptied()).slots;
-        if let Some((rows, positions)) = held {
-            self.grow(slots, &rows.keys);
-            self.append(&rows, &positions);
-            let lists = self.slots.iter_mut().zip(&old);
-            lists.for_each(|(new, old)| new.inherit(old));
+        let order = self.slots.iter().map(|slots| match slots.end() {
+            end if end > whole(slots) => slots.rising(),
+            end => (0..end).collect(),
+        });
+        let order: Vec<Vec<usize>> = order.collect();
+        let width = order.iter().map(Vec::len).max().unwrap_or(0);
+        let ((used, _), capacity) = (self.bytes(), most.min(self.capacity()));
+        let Some((old_keys, old_values)) = self.buffers.take() else {
+            return 0;
+        };
+        let [batch, heads, head_dim, _] = old_keys.dims();
+        let options = (&old_keys.device(), old_keys.dtype());
+        let mut keys = Tensor::zeros([batch, heads, head_dim, capacity], options);
+        let mut values = Tensor::zeros([batch, heads, capacity, head_dim], options);
+        if width > 0 {
+            let (rows, list) = ((0..batch, 0..heads), self.lists());
+            let (held, shown) = select(&old_keys, &old_values, &order, list, width);
+            let at = [rows.0.clone(), rows.1.clone(), 0..head_dim, 0..width];
+            keys = keys.slice_assign(at, held);
+            values = values.slice_assign([rows.0, rows.1, 0..width, 0..head_dim], shown);
         }
+        self.buffers = Some((keys, values));
+        let lists = self.slots.iter_mut().zip(&order);
+        lists.for_each(|(slots, order)| slots.reorder(order, capacity));
         used
     }
 

@@ -114,16 +114,17 @@ impl Slots {
         &self.scores
     }
 
-    /// Gives the scores of `from`'s slots in use, in rising order of their positions, to slots that hold
-    /// the same positions in rising order.
-    pub(crate) fn inherit(&mut self, from: &Self) {
-        if from.scores.is_empty() {
-            return;
+    /// Puts what the slots in `order` hold, and its scores, into the first slots; `slots` in all.
+    pub(crate) fn reorder(&mut self, order: &[usize], slots: usize) {
+        self.held = order.iter().map(|&slot| self.held[slot]).collect();
+        self.held.resize(slots, Positions::EMPTY);
+        if !self.scores.is_empty() {
+            let score = |&slot: &usize| self.scores.get(slot).copied().unwrap_or(0.0);
+            self.scores = order.iter().map(score).collect();
+            self.scores.resize(slots, 0.0);
         }
-        let old = from.rising().into_iter().map(|slot| from.scores[slot]);
-        self.scores = vec![0.0; self.held.len()];
-        for (slot, score) in self.rising().into_iter().zip(old) {
-            self.scores[slot] = score;
+        if let Placement::Lowest { full_below } = &mut self.placement {
+            *full_below = 0;
         }
     }
 
@@ -293,6 +294,19 @@ mod tests {
         slots.retain(|position| position == 8);
         assert_eq!((slots.used(), slots.unused()), (1, vec![0..1, 2..3]));
     }
+    #[test]
+    fn slots_put_in_order_take_their_scores_along() {
+        let mut slots = Slots::default();
+        slots.grow(4);
+        slots.take(&[5, 6, 7]);
+        slots.add_scores([0.5, 0.6, 0.7, 0.0].into_iter());
+        slots.free_slot(0);
+        slots.reorder(&[1, 2], 3);
+        assert_eq!(slots.as_ref(), [6, 7, Positions::EMPTY]);
+        assert_eq!(slots.scores(), [0.6, 0.7, 0.0]);
+        assert_eq!(slots.take(&[8])[0].to, 2);
+    }
+
     #[test]
     fn an_anchored_slot_stands_for_its_position_and_moves_by_whole_pieces() {
         let mut slots = Slots::anchored();

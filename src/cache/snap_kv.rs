@@ -27,9 +27,8 @@ use crate::{
 /// share of a short prompt leaves no room for it.
 ///
 /// What came after the prompt can be taken back; further back is refused with
-/// [`Irreversible`](CacheError::Irreversible) once the prompt was cut. Before that a truncation takes
-/// queries of the window back too: if fewer than `window` tokens follow until the prompt ends, the cut
-/// goes by those that are left.
+/// [`Irreversible`](CacheError::Irreversible) once the prompt was cut, and so is any truncation while
+/// more chunks of it follow. A prompt that is taken back in part is over: what comes next is kept.
 ///
 /// # Cost
 /// The whole prompt until it ends, then the budget and what follows. The last chunk reads back `heads ·
@@ -221,15 +220,12 @@ impl Policy for PromptWindow {
         self.layers[layer] = kept;
     }
 
-    fn oldest(&self, _: usize, prompt: Option<usize>, dropped: bool) -> usize {
-        prompt.filter(|_| dropped).unwrap_or(0)
-    }
-
-    fn truncate(&mut self, lengths: &[usize], to: usize) {
-        for rows in &mut self.layers {
-            for (kept, &length) in rows.iter_mut().zip(lengths) {
-                kept.truncate(kept.len().saturating_sub(length.saturating_sub(to)));
-            }
+    fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {
+        match prompt {
+            // What the queries before the last ones saw is gone, and the cut is made by the last.
+            None => length,
+            Some(prompt) if dropped => prompt,
+            Some(_) => 0,
         }
     }
 

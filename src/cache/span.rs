@@ -124,7 +124,8 @@ impl std::fmt::Debug for Span<'_> {
 /// # Shapes
 /// Keys transposed, `[batch, kv_heads, head_dim, slots]`, values
 /// `[batch, kv_heads, slots, head_dim]`, `slots` a multiple of [`PIECE`]. What free slots store must
-/// be finite.
+/// be finite. Both are laid out like that in memory: keys that are only a transposed view are read by
+/// other kernels, whose sums have other bits.
 #[derive(Debug)]
 pub struct KeysValues {
     keys: Tensor<4>,

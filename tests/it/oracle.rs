@@ -2,7 +2,7 @@
 //! cutting and batch row.
 
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Group, LayerIndex, Pooling},
+    cache::{CacheBackend, CacheError, FullKv, Group, LayerIndex, Pooling},
     model::Input,
 };
 
@@ -351,8 +351,6 @@ fn a_prompt_may_end_while_its_row_is_silent() {
 fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
     let model = Model::new("llama 4/2", families::config(4, 2));
     let policies = [
-        snap(Rows(7), 4),
-        snap(Share(0.5), 6),
         Policy::Tova {
             budget: Share(0.4),
             protect_last: false,
@@ -395,28 +393,38 @@ fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
     }
 }
 
-/// The window reaches back before what was taken back: to the last two rows of the first call.
+/// What the queries before the last ones gave is gone: those that would vote then are not known.
 #[test]
-fn a_query_that_was_taken_back_does_not_vote() {
+fn a_prompt_that_goes_on_cannot_be_taken_back_before_its_cut() {
     let model = Model::new("llama 4/2", families::config(4, 2));
     let ids = tokens(3, 20);
-    let kept = |detour: &[u32]| {
-        let mut cache = backend(snap(Rows(9), 5), &model.decoder.shape()).expect("fits");
-        for (ids, more) in [(&ids[..10], true), (detour, true), (&ids[10..13], false)] {
-            if !ids.is_empty() {
-                let input = Input::from(ids).more_follows(more);
-                model.decoder.forward(input, &mut cache).expect("a call");
-            }
-            if more {
-                cache.truncate(10).expect("nothing was dropped");
-            }
-        }
-        let layers = (0..3).map(|layer| cache.kept(LayerIndex::new(layer)));
-        layers.collect::<Vec<_>>()
+    let mut cache = backend(snap(Rows(9), 5), &model.decoder.shape()).expect("fits");
+    let call = |cache: &mut Box<dyn CacheBackend>, from: usize, to: usize, more| {
+        let input = Input::from(&ids[from..to]).more_follows(more);
+        bits(&model.decoder.forward(input, cache).expect("a good call"))
     };
-    for detour in [[4, 5, 6], [60, 61, 62], [7, 70, 77]] {
-        assert_eq!(kept(&detour), kept(&[]), "after {detour:?}");
+    call(&mut cache, 0, 10, true);
+    let mut untouched = cache.fork();
+    let refused = cache.truncate(6).expect_err("more chunks follow");
+    assert!(
+        matches!(
+            refused,
+            CacheError::Irreversible {
+                row: 0,
+                to: 6,
+                oldest: 10
+            }
+        ),
+        "{refused:?}"
+    );
+    for (from, to, more) in [(10, 13, false), (13, 14, false)] {
+        assert!(call(&mut cache, from, to, more) == call(&mut untouched, from, to, more));
     }
+    assert_eq!(
+        cache.kept(LayerIndex::new(1)),
+        untouched.kept(LayerIndex::new(1))
+    );
+    cache.truncate(13).expect("what came after the prompt");
 }
 
 #[test]

@@ -1,11 +1,17 @@
 //! Lossy policies against their originals: kept positions, logits, keys and values step by step.
 
-use kv_direct::cache::{
-    CacheBackend, Group, H2o, H2oConfig, Indexing, ModelShape, Pooling, SnapKv, SnapKvConfig,
-    StreamingLlm, StreamingLlmConfig, Tova, TovaConfig,
+use kv_direct::{
+    cache::{
+        CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape, Pooling,
+        SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenIds, Tova, TovaConfig,
+    },
+    model::Input,
 };
 
-use crate::golden::Case;
+use crate::{
+    golden::Case,
+    support::{feed, tiny, tokens},
+};
 
 /// The golden cases of lossy policies, and the backend each is about.
 fn cases(shape: &ModelShape) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
@@ -50,4 +56,49 @@ fn every_policy_keeps_what_its_original_keeps() {
             Case::read(model, case).holds(cache);
         }
     }
+}
+
+#[test]
+fn a_prompt_taken_back_in_part_is_over_and_what_comes_next_is_kept() {
+    let decoder = tiny(2);
+    let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
+    feed(&decoder, &mut cache, &tokens(1, 6)[..]);
+    cache.truncate(4).expect("nothing was dropped");
+    feed(&decoder, &mut cache, &tokens(2, 20)[..]);
+    let kept = cache.kept(LayerIndex::new(0));
+    assert_eq!(kept.row(0), [(0..24).collect::<Vec<_>>()]);
+}
+
+#[test]
+fn a_prompt_of_which_more_follows_cannot_be_taken_back_where_its_last_queries_choose() {
+    let decoder = tiny(2);
+    let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
+    let open = Input::from(TokenIds::from(&tokens(1, 6)[..])).more_follows(true);
+    decoder.forward(open, &mut cache).expect("a good call");
+    let refused = cache.truncate(5);
+    assert!(
+        matches!(
+            refused,
+            Err(CacheError::Irreversible {
+                row: 0,
+                to: 5,
+                oldest: 6
+            })
+        ),
+        "{refused:?}"
+    );
+    cache
+        .truncate(6)
+        .expect("the end is where the prompt stands");
+}
+
+#[test]
+fn a_row_that_brings_nothing_after_its_prompt_is_not_cut_again() {
+    let decoder = tiny(2);
+    let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
+    feed(&decoder, &mut cache, vec![tokens(1, 15), tokens(2, 1)]);
+    let cut = cache.kept(LayerIndex::new(0)).row(0).to_vec();
+    assert_eq!(cut[0].len(), 8);
+    feed(&decoder, &mut cache, vec![vec![], tokens(2, 13)]);
+    assert_eq!(cache.kept(LayerIndex::new(0)).row(0), cut);
 }

@@ -1,0 +1,135 @@
+//! The law of truncation: exact, or refused, and nothing else.
+
+use burn::tensor::Device;
+
+use super::{
+    contract::{AMPLE, Contract, Reach, TIGHT},
+    models::{Call, Model, mixed, models, ragged, text},
+    trial::Trial,
+};
+use crate::cache::{CacheBackend, CacheError};
+
+/// After `truncate(to)` a cache goes on, call after call, with the bits and the rows of one that was fed
+/// the same calls cut off at `to`; or it refused with [`Irreversible`](CacheError::Irreversible), names a
+/// length that can be reached, and is as it was. In all layers or none; rows of a batch that are shorter
+/// than `to` are left alone. What must not be refused is the end, 0, and what the [`Contract`] says.
+///
+/// # Panics
+/// If the law is broken.
+pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
+    let models = models(device);
+    for model in models
+        .iter()
+        .filter(|m| contract.serves(&m.decoder.shape()))
+    {
+        // A short prompt and a short answer, the middle of a prompt, and longer ones.
+        let short = text(121, 0, &[[6], [1], [1]]);
+        let open = text(122, 2, &[[6], [5], [7]]);
+        for past in [&short, &open[..2], &open, &mixed(123)] {
+            every_length(contract, model, past, TIGHT);
+        }
+        every_length(contract, model, &mixed(123), AMPLE);
+        every_length(contract, model, &ragged(125)[..2], TIGHT);
+    }
+}
+
+fn every_length(contract: &Contract, model: &Model, past: &[Call], budget: usize) {
+    let law = "a truncation is exact or refused";
+    let mut origin = Trial::new(law, contract, model, budget);
+    let mut last_call = 0;
+    for call in past {
+        last_call = origin.lengths.iter().copied().max().unwrap_or(0);
+        origin.feed(call);
+    }
+    let longest = origin.lengths.iter().copied().max().unwrap_or(0);
+    let mut lengths = vec![0, 5, last_call - 1, last_call, longest - 1, longest];
+    lengths.sort_unstable();
+    lengths.dedup();
+    for to in lengths {
+        let (mut trial, before) = (origin.split(), origin.state());
+        let mut reference = Trial::new(law, contract, model, budget);
+        if trial.truncate(to) {
+            reference.feed_all(&cut(past, to, origin.prompts.iter().all(Option::is_some)));
+            goes_on(trial, reference, to);
+            continue;
+        }
+        let due = [0, longest].contains(&to) || must_reach(contract, &origin, to, last_call);
+        trial.require(!due, format_args!("truncation to {to} was refused"));
+        let unchanged = trial.text_state() == origin.text_state();
+        trial.require(
+            unchanged && origin.state() == before,
+            format_args!("the refused truncation to {to} changed something"),
+        );
+        if let Err(CacheError::Irreversible { row, oldest, .. }) = trial.cache.truncate(to) {
+            let mut there = trial.cache.split();
+            trial.require(
+                to < oldest && row < origin.lengths.len() && oldest <= origin.lengths[row],
+                format_args!("truncation to {to} names {oldest} of row {row}"),
+            );
+            let reached = origin.lengths.len() > 1 || there.truncate(oldest).is_ok();
+            trial.require(
+                reached,
+                format_args!("{oldest} cannot be reached, though it is named"),
+            );
+        }
+        reference.feed_all(past);
+        goes_on(trial, reference, to);
+    }
+}
+
+fn must_reach(contract: &Contract, origin: &Trial<'_>, to: usize, last_call: usize) -> bool {
+    let complete = || {
+        (0..origin.layers()).all(|layer| {
+            let kept = origin.kept(layer);
+            let rows = origin.lengths.iter().enumerate();
+            let lists = rows.flat_map(|(row, &n)| kept.row(row).iter().map(move |l| (l, n)));
+            lists.into_iter().all(|(list, length)| list.len() == length)
+        })
+    };
+    match contract.reach {
+        Reach::Everywhere => true,
+        Reach::LastCall => to >= last_call || complete(),
+        Reach::NothingDropped => origin.prompts.iter().all(Option::is_some) && complete(),
+        Reach::Nowhere => false,
+    }
+}
+
+/// The first `to` tokens of every row in the same calls. A prompt that was over is over where it is cut.
+fn cut(past: &[Call], to: usize, over: bool) -> Vec<Call> {
+    let mut left = vec![to; past[0].rows.len()];
+    let mut calls = Vec::new();
+    for call in past {
+        let mut call = call.clone();
+        for (tokens, left) in call.rows.iter_mut().zip(&mut left) {
+            tokens.truncate(*left);
+            *left -= tokens.len();
+        }
+        if call.rows.iter().any(|tokens| !tokens.is_empty()) {
+            calls.push(call);
+        }
+    }
+    if let Some(last) = calls.last_mut().filter(|_| over) {
+        last.more_follows = false;
+    }
+    calls
+}
+
+/// Both go on alike: where they stand, and in calls that come next.
+fn goes_on(mut trial: Trial<'_>, mut reference: Trial<'_>, to: usize) {
+    if to > 0 {
+        let (ours, theirs) = (trial.text_state(), reference.text_state());
+        trial.require(
+            ours == theirs,
+            format_args!("truncated to {to}, it stands at {ours:?} and not at {theirs:?}"),
+        );
+    }
+    let next: Vec<Call> = match trial.lengths.len() {
+        4 => text(127, 0, &[[2, 1, 0, 9], [1; 4], [5; 4]]),
+        _ => text(128, 0, &[[2], [1], [12], [1]]),
+    };
+    for call in &next {
+        let (expected, found) = (reference.feed(call), trial.feed(call));
+        let what = format!("a cache that never went beyond (truncated to {to})");
+        trial.require_same(&found, &reference, &expected, &what);
+    }
+}

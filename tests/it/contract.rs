@@ -1,0 +1,90 @@
+//! The contract suite over every backend.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{
+        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, ResidualCheckpoint,
+        ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova, TovaConfig,
+        Window,
+    },
+    exact::conformance::Conformance,
+    testing::Contract,
+};
+
+/// A probe for each shape of the suite's models, made once.
+fn probe(shape: &ModelShape, device: &Device) -> Conformance {
+    static MADE: Mutex<Vec<(ModelShape, Conformance)>> = Mutex::new(Vec::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, probe)) = made.iter().find(|(of, _)| of == shape) {
+        return probe.clone();
+    }
+    let probe = Conformance::probe(&shape.kernels, device, shape.dtype);
+    made.push((shape.clone(), probe.clone()));
+    probe
+}
+
+/// `less` rows fewer than the budget are exact.
+fn residual(floor: Floor, less: usize) -> Contract {
+    let contract = Contract::lossless(move |shape, device, budget| {
+        let config = ResidualConfig::new(budget - less)
+            .with_floor(floor)
+            .even_if_larger()
+            .with_conformance(probe(shape, device));
+        ResidualCheckpoint::new(shape, device, config).expect("the probe passed")
+    });
+    contract
+        .with_rows(move |budget, _, _| budget - less)
+        .with_rebuilt_rows()
+}
+
+fn streaming(indexing: Indexing) -> Contract {
+    Contract::lossy(move |shape, _, budget| {
+        let config = StreamingLlmConfig::new(budget - 3).with_sinks(3);
+        StreamingLlm::new(shape, config.with_indexing(indexing)).expect("recent rows")
+    })
+}
+
+fn tova(protect: bool) -> Contract {
+    Contract::lossy(move |shape, _, budget| {
+        let config = TovaConfig::new(budget).with_protected_last(protect);
+        Tova::new(shape, config).expect("a budget")
+    })
+}
+
+fn h2o(sinks: usize) -> Contract {
+    let contract = Contract::lossy(move |shape, _, budget| {
+        let config = H2oConfig::new(budget, budget / 2).with_sinks(sinks);
+        H2o::new(shape, config).expect("half of it")
+    });
+    contract.with_no_truncation()
+}
+
+fn snap_kv() -> Contract {
+    let contract = Contract::lossy(|shape, _, budget| {
+        SnapKv::new(shape, SnapKvConfig::new(budget, 4)).expect("a budget above the window")
+    });
+    contract.with_rows(|budget, prompt, length| match prompt {
+        Some(prompt) => prompt.min(budget) + length - prompt,
+        None => length,
+    })
+}
+
+kv_direct::contract_tests! {
+    on Device::flex();
+    full_kv => Contract::lossless(|shape, _, _| FullKv::new(shape));
+    residual_checkpoint => residual(Floor::Tokens, 0).with_every_truncation();
+    residual_checkpoint_without_exact_rows => residual(Floor::Tokens, 8).with_every_truncation();
+    residual_checkpoint_over_residuals => residual(Floor::Residuals, 0);
+    window => Contract::lossy(|shape, _, budget| Window::new(shape, budget).expect("a budget"));
+    h2o => h2o(2);
+    streaming_llm => streaming(Indexing::Original);
+    streaming_llm_re_indexed => streaming(Indexing::CacheIndex).with_turned_keys().without_windows();
+    snap_kv => snap_kv();
+    tova => tova(false);
+    tova_with_the_last_row_protected => tova(true);
+    boxed => Contract::lossy(|shape, _, budget| -> Box<dyn CacheBackend> {
+        Box::new(Window::new(shape, budget).expect("a budget"))
+    });
+}
