@@ -94,7 +94,7 @@ use burn::tensor::Tensor;
 ///
 /// ```
 /// use burn::tensor::Tensor;
-/// use kv_direct::cache::{CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Span, Step};
+/// use kv_direct::cache::{CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Projection, Span, Step};
 /// use kv_direct::{exact::PIECE, memory::MemoryReport, positions::Positions};
 ///
 /// #[derive(Debug, Clone, Default)]
@@ -122,20 +122,22 @@ use burn::tensor::Tensor;
 ///     }
 ///
 ///     fn keys_values(&mut self, _: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-///         let [batch, heads, tokens, width] = span.projection.keys.dims();
+///         let Projection { keys, values } = span.projection;
+///         let [batch, heads, tokens, width] = keys.dims();
 ///         let slots = tokens.next_multiple_of(PIECE);
-///         let padded = |rows: &Tensor<4>| {
-///             Tensor::zeros([batch, heads, slots, width], (&rows.device(), rows.dtype()))
-///                 .slice_assign([0..batch, 0..heads, 0..tokens, 0..width], rows.clone())
-///         };
+///         let free = |shape: [usize; 4]| Tensor::zeros(shape, (&keys.device(), keys.dtype()));
+///         // Keys lie transposed in memory: a view that only looks so gives other bits.
+///         let keys = free([batch, heads, width, slots])
+///             .slice_assign([0..batch, 0..heads, 0..width, 0..tokens], keys.clone().swap_dims(2, 3));
+///         let values = free([batch, heads, slots, width])
+///             .slice_assign([0..batch, 0..heads, 0..tokens, 0..width], values.clone());
 ///         let mut positions = Vec::new();
 ///         for row in 0..batch {
 ///             let mut held = span.positions.slots(row, 0).to_vec();
 ///             held.resize(slots, Positions::EMPTY);
 ///             positions.push(held);
 ///         }
-///         let keys = padded(&span.projection.keys).swap_dims(2, 3);
-///         KeysValues::new(keys, padded(&span.projection.values), Positions::from_rows(&positions))
+///         KeysValues::new(keys, values, Positions::from_rows(&positions))
 ///     }
 ///
 ///     fn commit(&mut self) -> Result<(), CacheError> {

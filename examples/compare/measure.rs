@@ -160,7 +160,7 @@ impl Reference {
         bar.inc(1);
         let mut forced = Forced::default();
         logits.iter().for_each(|row| forced.add(row, row));
-        let per_old_token = setup.decoder.shape().keys_values_per_token();
+        let per_old_token = setup.decoder.shape().keys_values_per_old_token();
         let measurement = Measurement {
             cache: json!(Kind::Full {}),
             budget: None,
@@ -201,7 +201,7 @@ impl Reference {
         let (mut logits, hashes) = setup.prefill(&mut free, prompt.tokens, chunk)?;
         let losses = setup.losses(free.fork(), logits.clone(), prompt.continuation, bar)?;
         let mut forced_logits = logits.clone();
-        let after_prompt = in_use(&free.memory());
+        let mut after_first = None;
         let mut row = Measurement {
             cache: json!(kind),
             budget: Some(budget),
@@ -234,6 +234,8 @@ impl Reference {
             logits = setup.feed(&mut free, &[own][..])?;
             row.steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
             row.total_peak = row.total_peak.max(peak(&free));
+            // Rows of the prompt that no window shows any more are gone by then.
+            after_first = after_first.or_else(|| Some(in_use(&free.memory())));
             forced_logits = match &mut forced {
                 Some(cache) => setup.feed(cache, &[token][..])?,
                 None => logits.clone(),
@@ -241,8 +243,11 @@ impl Reference {
         }
         row.matches.push(matching as f64 / self.tokens.len() as f64);
         row.memory = free.memory();
-        let fed = (self.tokens.len() - 1).max(1);
-        row.per_old_token = (in_use(&row.memory) - after_prompt.min(in_use(&row.memory))) / fed;
+        let (fed, at_end) = (
+            self.tokens.len().saturating_sub(2).max(1),
+            in_use(&row.memory),
+        );
+        row.per_old_token = at_end.saturating_sub(after_first.unwrap_or(at_end)) / fed;
         Ok(row)
     }
 }

@@ -59,7 +59,11 @@ where
         .x_label_area_size(36)
         .y_label_area_size(52)
         .build_cartesian_2d(0.0..widest * 1.05, 0.0..highest * 1.05)?;
-    chart.configure_mesh().x_desc("rows kept").draw()?;
+    chart
+        .configure_mesh()
+        .disable_mesh()
+        .x_desc("rows kept")
+        .draw()?;
     for (index, (name, points)) in lines.iter().enumerate() {
         let colour = Palette99::pick(index).to_rgba();
         let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2)).point_size(3);

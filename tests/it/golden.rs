@@ -49,7 +49,8 @@ impl Case {
             .collect()
     }
 
-    /// Feeds the prompt and then token by token, and compares everything the case holds.
+    /// Feeds the prompt and then token by token, and compares everything the case holds: some tell what
+    /// was kept of the prompt alone.
     pub fn holds(&self, cache: impl CacheBackend) {
         let mut cache = Recorder::new(cache, true);
         let ids: Vec<Vec<u32>> =
@@ -60,10 +61,14 @@ impl Case {
         let gap = self.json["min_gap_at_cut"].as_f64();
         let sure = gap.is_none_or(|gap| gap > 1e-5);
         // There keys were turned for the step and are compared by the logits they give.
-        let turned = self.json["policy"]["positions"] == "reindex";
+        let turned = self.json["policy"]["positions"] == "reindex"
+            || self.json["press"]
+                .as_str()
+                .is_some_and(|press| press.contains("Rerotation"));
         let config = self.decoder.config();
         let (vocab, steps) = (config.vocab, ids[0].len() - prompt + 1);
-        for step in 0..steps {
+        let told = self.json["kept"].as_array().map_or(0, Vec::len);
+        for step in 0..steps.min(told) {
             let from = if step == 0 { 0 } else { prompt + step - 1 };
             let tokens: Vec<Vec<u32>> = ids
                 .iter()
@@ -116,12 +121,31 @@ impl Case {
                     our_values.extend(held.iter().flat_map(|(.., value)| value));
                 }
             }
+            let [mut keys, mut values] = [keys, values];
+            if self.json["press"].is_string() {
+                // A press leaves its rows in the order of their scores.
+                let rows = keys.len() / (ids.len() * config.kv_heads);
+                for all in [&mut our_keys, &mut our_values, &mut keys, &mut values] {
+                    *all = sorted(all, rows, config.head_dim);
+                }
+            }
             if !turned {
                 near(&our_keys, &keys, 1e-5, "keys");
             }
             near(&our_values, &values, 1e-5, "values");
         }
     }
+}
+
+/// Rows of `width` numbers, of each head by their first one.
+fn sorted(all: &[f32], of_head: usize, width: usize) -> Vec<f32> {
+    let heads = all.chunks(of_head);
+    let each = heads.flat_map(|head| {
+        let mut rows: Vec<&[f32]> = head.chunks(width).collect();
+        rows.sort_by(|one, other| one[0].total_cmp(&other[0]));
+        rows
+    });
+    each.flatten().copied().collect()
 }
 
 /// The list of a head: its own, or the one that all share.

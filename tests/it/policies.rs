@@ -47,6 +47,44 @@ fn cases(shape: &ModelShape) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
     cases
 }
 
+/// NVIDIA's presses cut a prompt of 40 tokens to 20 rows and leave it at that.
+fn presses(shape: &ModelShape) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
+    let streaming = |indexing| {
+        let config = StreamingLlmConfig::new(16).with_indexing(indexing);
+        StreamingLlm::new(shape, config).expect("fits")
+    };
+    let tova = TovaConfig::new(20).with_protected_last(true);
+    vec![
+        (
+            "kvpress-snapkv_w8_k5",
+            Box::new(SnapKv::new(shape, SnapKvConfig::new(20, 8)).expect("fits")),
+        ),
+        (
+            "kvpress-tova",
+            Box::new(Tova::new(shape, tova).expect("fits")),
+        ),
+        (
+            "kvpress-streaming_sink4",
+            Box::new(streaming(Indexing::Original)),
+        ),
+        (
+            "kvpress-streaming_sink4_rerotated",
+            Box::new(streaming(Indexing::CacheIndex)),
+        ),
+    ]
+}
+
+#[test]
+fn of_a_prompt_the_same_is_kept_as_by_the_presses_of_kvpress() {
+    for model in ["llama", "llama_mha", "qwen3"] {
+        let shape = Case::read(model, "orig-full").decoder.shape();
+        for (case, cache) in presses(&shape) {
+            println!("{model}, {case}");
+            Case::read(model, case).holds(cache);
+        }
+    }
+}
+
 #[test]
 fn every_policy_keeps_what_its_original_keeps() {
     for model in ["llama", "llama_mha", "qwen3", "gemma3"] {
