@@ -1,11 +1,12 @@
 //! Storage shared by the backends: keys and values of one layer in slots, and what each slot holds.
 //! All storage bugs live here or nowhere.
 
+mod gather;
 mod sliding;
 
 use std::{fmt, num::NonZeroUsize, ops::Range};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 use crate::{
     cache::{
@@ -176,19 +177,6 @@ impl Rows {
         }
     }
 
-    /// A copy of the rows held, in rising order of their positions.
-    pub(crate) fn ordered(&self) -> Option<(Projection, Positions)> {
-        let (keys, values) = self.buffers.as_ref()?;
-        let kept: Vec<Vec<usize>> = self.slots.iter().map(Slots::kept).collect();
-        let positions = self.positions(&kept);
-        if positions.width() == 0 {
-            return None;
-        }
-        let order: Vec<Vec<usize>> = self.slots.iter().map(Slots::rising).collect();
-        let (keys, values) = select(keys, values, &order, self.lists(), positions.width());
-        Some((Projection::new(keys.swap_dims(2, 3), values), positions))
-    }
-
     /// Frees the slots whose position `keep(row, position)` declines. What they store stays, finite
     /// and unseen.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
@@ -249,47 +237,6 @@ impl Rows {
             }
         }
         self.buffers = Some((keys, values));
-    }
-
-    /// Gives back the pieces that the rows held and one more token do not need. A list whose slots reach
-    /// beyond those it needs itself moves into its first slots, in rising order; the others stay in
-    /// place, so that what a batch row is never depends on its neighbours. Answers the bytes that were
-    /// held on top meanwhile. A layer with a window does that as it [`slide`](Self::slide)s.
-    pub(crate) fn shrink(&mut self) -> usize {
-        if self.slides() {
-            return 0;
-        }
-        let whole = |slots: &Slots| (slots.used() + 1).next_multiple_of(PIECE);
-        let moves = |slots: &Slots| self.limit.is_none() && slots.end() > whole(slots);
-        let most = self.slots.iter().map(whole).max().unwrap_or(PIECE);
-        if self.capacity() < most + PIECE && !self.slots.iter().any(moves) {
-            return 0;
-        }
-        let order = self.slots.iter().map(|slots| match slots.end() {
-            end if end > whole(slots) => slots.rising(),
-            end => (0..end).collect(),
-        });
-        let order: Vec<Vec<usize>> = order.collect();
-        let width = order.iter().map(Vec::len).max().unwrap_or(0);
-        let ((used, _), capacity) = (self.bytes(), most.min(self.capacity()));
-        let Some((old_keys, old_values)) = self.buffers.take() else {
-            return 0;
-        };
-        let [batch, heads, head_dim, _] = old_keys.dims();
-        let options = (&old_keys.device(), old_keys.dtype());
-        let mut keys = Tensor::zeros([batch, heads, head_dim, capacity], options);
-        let mut values = Tensor::zeros([batch, heads, capacity, head_dim], options);
-        if width > 0 {
-            let (rows, list) = ((0..batch, 0..heads), self.lists());
-            let (held, shown) = select(&old_keys, &old_values, &order, list, width);
-            let at = [rows.0.clone(), rows.1.clone(), 0..head_dim, 0..width];
-            keys = keys.slice_assign(at, held);
-            values = values.slice_assign([rows.0, rows.1, 0..width, 0..head_dim], shown);
-        }
-        self.buffers = Some((keys, values));
-        let lists = self.slots.iter_mut().zip(&order);
-        lists.for_each(|(slots, order)| slots.reorder(order, capacity));
-        used
     }
 
     /// Positions held, rising, by batch row and, where they differ, by KV head.
@@ -397,46 +344,4 @@ fn parts<T: PartialEq>(
         })
     });
     each.collect()
-}
-
-/// Gathers slots in the order given for each list, shorter ones filled up with zeros.
-fn select(
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
-    order: &[Vec<usize>],
-    lists: usize,
-    width: usize,
-) -> (Tensor<4>, Tensor<4>) {
-    let [batch, kv_heads, head_dim, _] = keys.dims();
-    let options = (&keys.device(), keys.dtype());
-    let slots = |list: &[usize]| {
-        let index: Vec<i64> = list.iter().map(|&slot| slot as i64).collect();
-        Tensor::<1, Int>::from_data(TensorData::new(index, [list.len()]), &keys.device())
-    };
-    let parts = parts(order, lists, kv_heads);
-    if parts.len() == 1 {
-        let index = slots(&order[0]);
-        return (
-            keys.clone().select(3, index.clone()),
-            values.clone().select(2, index),
-        );
-    }
-    let mut all = (
-        Tensor::zeros([batch, kv_heads, head_dim, width], options),
-        Tensor::zeros([batch, kv_heads, width, head_dim], options),
-    );
-    for (rows, heads, list) in parts {
-        let count = order[list].len();
-        if count == 0 {
-            continue;
-        }
-        let index = slots(&order[list]);
-        let of = |tensor: &Tensor<4>| tensor.clone().slice([rows.clone(), heads.clone()]);
-        let at = [rows.clone(), heads.clone(), 0..head_dim, 0..count];
-        let picked = of(keys).select(3, index.clone());
-        all.0 = all.0.slice_assign(at, picked);
-        let at = [rows.clone(), heads.clone(), 0..count, 0..head_dim];
-        all.1 = all.1.slice_assign(at, of(values).select(2, index));
-    }
-    all
 }

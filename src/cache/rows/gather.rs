@@ -1,0 +1,108 @@
+//! Rows copied out of their slots, and moved to give memory back.
+
+use burn::tensor::{Int, Tensor, TensorData};
+
+use super::{Rows, parts};
+use crate::{
+    cache::{Projection, slots::Slots},
+    exact::PIECE,
+    positions::Positions,
+};
+
+impl Rows {
+    /// A copy of the rows held, in rising order of their positions.
+    pub(crate) fn ordered(&self) -> Option<(Projection, Positions)> {
+        let (keys, values) = self.buffers.as_ref()?;
+        let kept: Vec<Vec<usize>> = self.slots.iter().map(Slots::kept).collect();
+        let positions = self.positions(&kept);
+        if positions.width() == 0 {
+            return None;
+        }
+        let order: Vec<Vec<usize>> = self.slots.iter().map(Slots::rising).collect();
+        let (keys, values) = select(keys, values, &order, self.lists(), positions.width());
+        Some((Projection::new(keys.swap_dims(2, 3), values), positions))
+    }
+
+    /// Gives back the pieces that the rows held and one more token do not need. A list whose slots reach
+    /// beyond those it needs itself moves into its first slots, in rising order; the others stay in
+    /// place, so that what a batch row is never depends on its neighbours. Answers the bytes that were
+    /// held on top meanwhile. A layer with a window does that as it [`slide`](Self::slide)s.
+    pub(crate) fn shrink(&mut self) -> usize {
+        if self.slides() {
+            return 0;
+        }
+        let whole = |slots: &Slots| (slots.used() + 1).next_multiple_of(PIECE);
+        let moves = |slots: &Slots| self.limit.is_none() && slots.end() > whole(slots);
+        let most = self.slots.iter().map(whole).max().unwrap_or(PIECE);
+        if self.capacity() < most + PIECE && !self.slots.iter().any(moves) {
+            return 0;
+        }
+        let order = self.slots.iter().map(|slots| match slots.end() {
+            end if end > whole(slots) => slots.rising(),
+            end => (0..end).collect(),
+        });
+        let order: Vec<Vec<usize>> = order.collect();
+        let width = order.iter().map(Vec::len).max().unwrap_or(0);
+        let ((used, _), capacity) = (self.bytes(), most.min(self.capacity()));
+        let Some((old_keys, old_values)) = self.buffers.take() else {
+            return 0;
+        };
+        let [batch, heads, head_dim, _] = old_keys.dims();
+        let (device, dtype) = (old_keys.device(), old_keys.dtype());
+        let held = (width > 0).then(|| select(&old_keys, &old_values, &order, self.lists(), width));
+        // Beside the copy only the old buffers or the new ones are held.
+        drop((old_keys, old_values));
+        let mut keys = Tensor::zeros([batch, heads, head_dim, capacity], (&device, dtype));
+        let mut values = Tensor::zeros([batch, heads, capacity, head_dim], (&device, dtype));
+        if let Some((held_keys, held_values)) = held {
+            keys = keys.slice_assign([0..batch, 0..heads, 0..head_dim, 0..width], held_keys);
+            values = values.slice_assign([0..batch, 0..heads, 0..width, 0..head_dim], held_values);
+        }
+        self.buffers = Some((keys, values));
+        let lists = self.slots.iter_mut().zip(&order);
+        lists.for_each(|(slots, order)| slots.reorder(order, capacity));
+        used
+    }
+}
+
+/// Gathers slots in the order given for each list, shorter ones filled up with zeros.
+fn select(
+    keys: &Tensor<4>,
+    values: &Tensor<4>,
+    order: &[Vec<usize>],
+    lists: usize,
+    width: usize,
+) -> (Tensor<4>, Tensor<4>) {
+    let [batch, kv_heads, head_dim, _] = keys.dims();
+    let options = (&keys.device(), keys.dtype());
+    let slots = |list: &[usize]| {
+        let index: Vec<i64> = list.iter().map(|&slot| slot as i64).collect();
+        Tensor::<1, Int>::from_data(TensorData::new(index, [list.len()]), &keys.device())
+    };
+    let parts = parts(order, lists, kv_heads);
+    if parts.len() == 1 {
+        let index = slots(&order[0]);
+        return (
+            keys.clone().select(3, index.clone()),
+            values.clone().select(2, index),
+        );
+    }
+    let mut all = (
+        Tensor::zeros([batch, kv_heads, head_dim, width], options),
+        Tensor::zeros([batch, kv_heads, width, head_dim], options),
+    );
+    for (rows, heads, list) in parts {
+        let count = order[list].len();
+        if count == 0 {
+            continue;
+        }
+        let index = slots(&order[list]);
+        let of = |tensor: &Tensor<4>| tensor.clone().slice([rows.clone(), heads.clone()]);
+        let at = [rows.clone(), heads.clone(), 0..head_dim, 0..count];
+        let picked = of(keys).select(3, index.clone());
+        all.0 = all.0.slice_assign(at, picked);
+        let at = [rows.clone(), heads.clone(), 0..count, 0..head_dim];
+        all.1 = all.1.slice_assign(at, of(values).select(2, index));
+    }
+    all
+}
