@@ -75,6 +75,9 @@ fn decode(criterion: &mut Criterion) {
             });
         }
         group.finish();
+        if times[0].is_empty() {
+            continue;
+        }
         let full = median(&times[0]);
         for (backend, times) in NAMES.iter().zip(&times).skip(1) {
             let ratio = median(times) / full;
@@ -113,6 +116,9 @@ fn prompt(criterion: &mut Criterion) {
         });
     }
     group.finish();
+    if times[0].is_empty() {
+        return;
+    }
     println!(
         "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the rows: {} and {} bytes\n",
         median(&times[1]) / median(&times[0]),

@@ -16,13 +16,12 @@ mod report;
 
 use std::{fs, io::Write, path::PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kind::Kind;
-use kv_direct::exact::conformance::Conformance;
+use kv_direct::{exact::conformance::Conformance, text::Tokenizer};
 use measure::{Measurement, Prompt, Reference, Setup};
-use tokenizers::Tokenizer;
 
 /// Compares cache backends on greedy decoding.
 #[derive(Parser)]
@@ -73,21 +72,19 @@ fn main() -> Result<()> {
         !args.context.contains(&0) && args.new > 1 && args.prompts > 0 && args.chunk != Some(0),
         "context, prompts and chunk must not be 0, new must be 2 or more"
     );
-    let tokenizer =
-        Tokenizer::from_file(args.model.join("tokenizer.json")).map_err(|error| anyhow!(error))?;
+    let tokenizer = Tokenizer::from_dir(&args.model)?;
     let text = args.text.as_ref().map_or_else(
         || Ok(include_str!("text.txt").to_owned()),
         |path| fs::read_to_string(path).with_context(|| format!("reading {}", path.display())),
     )?;
-    let ids = tokenizer
-        .encode(text, false)
-        .map_err(|error| anyhow!(error))?
-        .get_ids()
-        .to_vec();
-    let prompts: Vec<Vec<Prompt<'_>>> = args
+    // What the folder puts in front of a text belongs in front of every prompt.
+    let start = tokenizer.encode("")?;
+    let ids = tokenizer.encode(&text)?;
+    let ids = ids.strip_prefix(&start[..]).unwrap_or(&ids);
+    let prompts: Vec<Vec<Prompt>> = args
         .context
         .iter()
-        .map(|&context| prompts(&ids, context, args.score, args.prompts))
+        .map(|&context| prompts(&start, ids, context, args.score, args.prompts))
         .collect::<Result<_>>()?;
 
     let model = common::load(&args.model)?;
@@ -149,13 +146,13 @@ fn main() -> Result<()> {
 /// All runs over prompts of one length.
 fn table(
     setup: &Setup<'_>,
-    prompts: &[Prompt<'_>],
+    prompts: &[Prompt],
     new: usize,
     runs: &[(Kind, usize)],
     bar: &ProgressBar,
 ) -> Result<Vec<Measurement>> {
     let mut rows: Vec<Measurement> = Vec::new();
-    for &prompt in prompts {
+    for prompt in prompts {
         bar.set_message("full");
         let (reference, full) = Reference::run(setup, prompt, new, bar)?;
         let mut measured = vec![full];
@@ -177,10 +174,18 @@ fn table(
     Ok(rows)
 }
 
-/// `count` prompts of `length` ids and what follows them, from the start of the text to its end at even
-/// distances.
-fn prompts(ids: &[u32], length: usize, follow: usize, count: usize) -> Result<Vec<Prompt<'_>>> {
-    let needed = length.saturating_add(follow);
+/// `count` prompts of `length` ids, `start` first, and what follows them, from the start of the text to
+/// its end at even distances.
+fn prompts(
+    start: &[u32],
+    ids: &[u32],
+    length: usize,
+    follow: usize,
+    count: usize,
+) -> Result<Vec<Prompt>> {
+    ensure!(length > start.len(), "a prompt needs more than {start:?}");
+    let own = length - start.len();
+    let needed = own.saturating_add(follow);
     ensure!(
         ids.len() >= needed,
         "the text has {} tokens, a prompt and what is scored behind it need {needed}",
@@ -194,10 +199,10 @@ fn prompts(ids: &[u32], length: usize, follow: usize, count: usize) -> Result<Ve
         ids.len()
     );
     let prompt = |i: usize| {
-        let (tokens, rest) = ids[i * distance..].split_at(length);
+        let (tokens, rest) = ids[i * distance..].split_at(own);
         Prompt {
-            tokens,
-            continuation: &rest[..follow],
+            tokens: [start, tokens].concat(),
+            continuation: rest[..follow].to_vec(),
         }
     };
     Ok((0..count).map(prompt).collect())

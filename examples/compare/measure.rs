@@ -29,15 +29,16 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Feeds a prompt; answers the logits of its last token, and a hash of the bits of each token's.
+    /// Feeds a prompt; answers the logits of its last token, a hash of the bits of each token's, and the
+    /// most bytes held meanwhile.
     fn prefill(
         &self,
         cache: &mut dyn CacheBackend,
         prompt: &[u32],
         chunk: usize,
-    ) -> Result<(Vec<f32>, Vec<u64>)> {
+    ) -> Result<(Vec<f32>, Vec<u64>, usize)> {
         let vocab = self.decoder.config().vocab;
-        let (mut last, mut hashes) = (Vec::new(), Vec::new());
+        let (mut last, mut hashes, mut most) = (Vec::new(), Vec::new(), 0);
         let calls = prompt.len().div_ceil(chunk);
         let decoder = self.decoder;
         for (call, tokens) in prompt.chunks(chunk).enumerate() {
@@ -48,6 +49,7 @@ impl Setup<'_> {
             let layers = 0..decoder.config().layers.len();
             let residual = decoder.run(layers, residual, &step, cache)?;
             cache.commit()?;
+            most = most.max(peak(cache));
             // Logits of a whole prompt at once would be more than a small model itself.
             for from in (0..tokens.len()).step_by(HEAD_ROWS) {
                 let to = (from + HEAD_ROWS).min(tokens.len());
@@ -57,7 +59,7 @@ impl Setup<'_> {
                 last = logits[logits.len() - vocab..].to_vec();
             }
         }
-        Ok((last, hashes))
+        Ok((last, hashes, most))
     }
 
     fn feed(&self, cache: &mut dyn CacheBackend, input: impl Into<Input>) -> Result<Vec<f32>> {
@@ -89,11 +91,10 @@ impl Setup<'_> {
 }
 
 /// Tokens to take in, and how their text goes on.
-#[derive(Clone, Copy)]
-pub(crate) struct Prompt<'a> {
-    pub(crate) tokens: &'a [u32],
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
     /// Fed one by one to measure how well each is predicted.
-    pub(crate) continuation: &'a [u32],
+    pub(crate) continuation: Vec<u32>,
 }
 
 /// The run of `FullKv` that others are compared with: the logits each token was chosen from.
@@ -139,16 +140,17 @@ impl Reference {
     /// Decodes `new` tokens with `FullKv`.
     pub(crate) fn run(
         setup: &Setup<'_>,
-        prompt: Prompt<'_>,
+        prompt: &Prompt,
         new: usize,
         bar: &ProgressBar,
     ) -> Result<(Self, Measurement)> {
         let mut cache = FullKv::new(&setup.decoder.shape());
-        let (first, hashes) = setup.prefill(&mut cache, prompt.tokens, prompt.tokens.len())?;
-        let losses = setup.losses(cache.fork(), first.clone(), prompt.continuation, bar)?;
+        let (first, hashes, most) =
+            setup.prefill(&mut cache, &prompt.tokens, prompt.tokens.len())?;
+        let losses = setup.losses(cache.fork(), first.clone(), &prompt.continuation, bar)?;
         let mut logits = vec![first];
         let mut tokens = vec![choice(&logits[0])?];
-        let (mut steps_ms, mut total_peak) = (Vec::new(), peak(&cache));
+        let (mut steps_ms, mut total_peak) = (Vec::new(), most);
         while tokens.len() < new {
             bar.inc(1);
             let start = Instant::now();
@@ -192,14 +194,14 @@ impl Reference {
         setup: &Setup<'_>,
         kind: &Kind,
         budget: usize,
-        prompt: Prompt<'_>,
+        prompt: &Prompt,
         bar: &ProgressBar,
     ) -> Result<Measurement> {
         let mut free = kind.cache(setup.decoder, Some(&setup.conformance))?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
         let chunk = setup.chunk.unwrap_or(prompt.tokens.len());
-        let (mut logits, hashes) = setup.prefill(&mut free, prompt.tokens, chunk)?;
-        let losses = setup.losses(free.fork(), logits.clone(), prompt.continuation, bar)?;
+        let (mut logits, hashes, most) = setup.prefill(&mut free, &prompt.tokens, chunk)?;
+        let losses = setup.losses(free.fork(), logits.clone(), &prompt.continuation, bar)?;
         let mut forced_logits = logits.clone();
         let mut after_first = None;
         let mut row = Measurement {
@@ -212,7 +214,7 @@ impl Reference {
             forced: Forced::default(),
             bits_equal: hashes == self.prompt,
             memory: MemoryReport::default(),
-            total_peak: peak(&free),
+            total_peak: most,
             per_old_token: 0,
             steps_ms: Vec::new(),
         };

@@ -17,6 +17,8 @@ use crate::{
 pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
     /// Whether KV heads may hold different rows.
     const PER_HEAD: bool = false;
+    /// Whether [`stays`](Self::stays) ever declines.
+    const BY_POSITION: bool = false;
 
     /// What attention must hand back at a layer.
     fn wants(&self, turn: &Turn) -> Observation {
@@ -58,6 +60,11 @@ pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
     /// Forgets what the policy itself holds of the tokens from `to` on; `lengths` are those before.
     fn truncate(&mut self, lengths: &[usize], to: usize) {
         let _ = (lengths, to);
+    }
+
+    /// The step is over: what the policy itself holds for an end that has come may go.
+    fn settle(&mut self, turn: &Turn) {
+        let _ = turn;
     }
 
     /// Adds the bytes of what the policy itself holds.
@@ -180,7 +187,11 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     }
 
     fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
+        self.held.progress.observing(layer)?;
         let layer = layer.index();
+        if self.wants_at(layer) == Observation::Nothing {
+            return Ok(());
+        }
         let (batch, heads) = (self.turn.after.len(), self.held.shape.kernels.heads);
         let slots = self.held.layers.get(layer).map_or(0, Rows::capacity);
         let (wanted, found, values) = match seen {
@@ -228,18 +239,26 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             queries,
             slots,
         };
+        // What was seen, as attention handed it over and on the host, and what a policy copies of it.
+        let mut report = MemoryReport::default();
+        self.policy.report(&mut report);
+        let beside = 3 * size_of_val(&values[..]) + report.total();
         let (policy, turn) = (&mut self.policy, &self.turn);
-        self.held
-            .evict(layer, |rows| policy.observe(layer, rows, &seen, turn));
+        self.held.evict(layer, beside, |rows| {
+            policy.observe(layer, rows, &seen, turn);
+        });
         Ok(())
     }
 
     fn commit(&mut self) -> Result<(), CacheError> {
         self.held.progress.commit(&self.held.shape)?;
         self.prompts.clone_from(&self.turn.prompts);
+        self.policy.settle(&self.turn);
         let (policy, turn) = (&self.policy, &self.turn);
-        self.held
-            .retain(|row, position| policy.stays(position, turn.after[row], turn.prompts[row]));
+        if P::BY_POSITION {
+            self.held
+                .retain(|row, position| policy.stays(position, turn.after[row], turn.prompts[row]));
+        }
         Ok(())
     }
 

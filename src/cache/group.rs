@@ -20,16 +20,16 @@ impl Group {
         let mut count = 1;
         for head in heads {
             count += 1;
-            for (one, &more) in all.iter_mut().zip(head) {
-                *one = if self == Self::Max {
-                    one.max(more)
-                } else {
-                    *one + more
-                };
+            let both = all.iter_mut().zip(head);
+            if self == Self::Max {
+                both.for_each(|(one, &more)| *one = one.max(more));
+            } else {
+                both.for_each(|(one, &more)| *one += more);
             }
         }
         if self == Self::Mean && count > 1 {
-            all.iter_mut().for_each(|score| *score /= count as f32);
+            let share = 1.0 / count as f32;
+            all.iter_mut().for_each(|score| *score *= share);
         }
         all
     }

@@ -11,6 +11,9 @@ pub(crate) fn weakest(
     count: usize,
     candidate: impl Fn(usize) -> bool,
 ) -> Vec<usize> {
+    if count == 0 {
+        return Vec::new();
+    }
     let score = |slot: usize| scores.get(slot).copied().filter(|score| !score.is_nan());
     let rank = |&slot: &usize| {
         let score = score(slot).unwrap_or(f32::NEG_INFINITY);
@@ -22,7 +25,7 @@ pub(crate) fn weakest(
     if count == 1 {
         return slots.into_iter().min_by_key(rank).into_iter().collect();
     }
-    if count < slots.len() && count > 0 {
+    if count < slots.len() {
         slots.select_nth_unstable_by_key(count - 1, rank);
     }
     slots.truncate(count);

@@ -51,9 +51,10 @@ impl Layered {
         Ok(())
     }
 
-    /// Lets `drop` free slots of a layer, and gives back what is not needed for the rest.
-    pub(crate) fn evict(&mut self, layer: usize, drop: impl FnOnce(&mut Rows)) {
-        let held = self.memory().total();
+    /// Lets `drop` free slots of a layer, and gives back what is not needed for the rest; `beside` is
+    /// what is held meanwhile beside the rows.
+    pub(crate) fn evict(&mut self, layer: usize, beside: usize, drop: impl FnOnce(&mut Rows)) {
+        let held = self.memory().total() + beside;
         drop(&mut self.layers[layer]);
         let moved = self.layers[layer].shrink();
         self.peak = self.peak.max(held + moved);
@@ -63,7 +64,7 @@ impl Layered {
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
         for layer in 0..self.layers.len() {
             if !self.shape.slides(layer) {
-                self.evict(layer, |rows| rows.retain(&keep));
+                self.evict(layer, 0, |rows| rows.retain(&keep));
             }
         }
     }

@@ -67,6 +67,25 @@ impl Progress {
         checked
     }
 
+    /// Checks that attention may be observed: that of the layer whose turn it just was.
+    pub(crate) fn observing(&mut self, layer: LayerIndex) -> Result<(), CacheError> {
+        if self.failed {
+            return Err(CacheError::Poisoned);
+        }
+        let last = self
+            .open
+            .as_ref()
+            .and_then(|(_, called)| called.checked_sub(1));
+        if last == Some(layer.index()) {
+            return Ok(());
+        }
+        self.failed = self.open.is_some();
+        Err(CacheError::LayerOrder {
+            expected: last,
+            found: layer.index(),
+        })
+    }
+
     /// The layer whose turn it was failed, and with it the step.
     pub(crate) const fn fail(&mut self) {
         self.failed = true;

@@ -207,17 +207,22 @@ impl Policy for PromptWindow {
                 continue;
             }
             let scores = self.scores(&kept[row], seen.of_group(head), prompt);
-            let candidate = |position| position + window < prompt;
+            let candidate = |position| position < prompt.saturating_sub(window);
             for slot in weakest(slots.as_ref(), &scores, prompt - budget, candidate) {
                 slots.free_slot(slot);
             }
         }
-        for (row, kept) in kept.iter_mut().enumerate() {
-            if turn.prompts[row].is_some() {
-                *kept = Vec::new();
+        self.layers[layer] = kept;
+    }
+
+    fn settle(&mut self, turn: &Turn) {
+        for layer in &mut self.layers {
+            for (kept, prompt) in layer.iter_mut().zip(&turn.prompts) {
+                if prompt.is_some() {
+                    *kept = Vec::new();
+                }
             }
         }
-        self.layers[layer] = kept;
     }
 
     fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {

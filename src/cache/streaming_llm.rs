@@ -125,6 +125,8 @@ impl std::fmt::Debug for Sinks {
 }
 
 impl Policy for Sinks {
+    const BY_POSITION: bool = true;
+
     fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
         let recent = self.config.recent.of(prompt).unwrap_or(length);
         position < self.config.sinks || position >= length.saturating_sub(recent)

@@ -130,6 +130,16 @@ impl Policy for NewestQuery {
         }
     }
 
+    fn settle(&mut self, turn: &Turn) {
+        for layer in &mut self.newest {
+            for (newest, prompt) in layer.iter_mut().zip(&turn.prompts) {
+                if prompt.is_some() {
+                    *newest = Vec::new();
+                }
+            }
+        }
+    }
+
     fn truncate(&mut self, lengths: &[usize], to: usize) {
         for newest in &mut self.newest {
             for (newest, &length) in newest.iter_mut().zip(lengths) {

@@ -36,6 +36,8 @@ struct Newest {
 }
 
 impl Policy for Newest {
+    const BY_POSITION: bool = true;
+
     fn stays(&self, position: usize, length: usize, _: Option<usize>) -> bool {
         position >= length.saturating_sub(self.size)
     }

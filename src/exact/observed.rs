@@ -26,8 +26,9 @@ pub fn with_column_sums(
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, heads, ..] = query.dims();
     let slots = positions.width();
-    let options = (&query.device(), DType::F32);
-    let mut sums = Tensor::<4>::zeros([batch, heads, 1, slots], options);
+    let device = query.device();
+    let options = (&device, DType::F32);
+    let mut sums: Option<Tensor<4>> = None;
     let out = run(
         query,
         keys,
@@ -37,24 +38,37 @@ pub fn with_column_sums(
         attend,
         |block, seen, weights, total| {
             let tokens = block.len();
-            let real: Vec<f32> = (0..batch)
-                .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
-                .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
-                .collect();
-            let real = Tensor::<4>::from_data(
-                TensorData::new(real, [batch, 1, 1, tokens]),
-                (&sums.device(), DType::F32),
-            );
             let width = weights.dims()[3];
-            // A product with the row of factors reads the weights once and divides none of them.
-            let factors = real / total.cast(DType::F32).reshape([batch, heads, 1, tokens]);
-            let weights = weights.cast(DType::F32);
-            let column = factors.matmul(weights.reshape([batch, heads, tokens, width]));
+            let mut factors = total
+                .cast(DType::F32)
+                .recip()
+                .reshape([batch, heads, 1, tokens]);
+            if (0..batch).any(|row| queries.count(row) < block.end) {
+                let real: Vec<f32> = (0..batch)
+                    .flat_map(|row| queries.slots(row, 0)[block.clone()].iter())
+                    .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
+                    .collect();
+                let real = TensorData::new(real, [batch, 1, 1, tokens]);
+                factors = factors * Tensor::<4>::from_data(real, options);
+            }
+            let weights = weights
+                .cast(DType::F32)
+                .reshape([batch, heads, tokens, width]);
+            let column = if tokens == 1 {
+                weights * factors
+            } else {
+                // A product with the row of factors reads the weights once and divides none of them.
+                factors.matmul(weights)
+            };
             let ranges = [0..batch, 0..heads, 0..1, seen];
-            let before = sums.clone().slice(ranges.clone());
-            sums.inplace(|sums| sums.slice_assign(ranges, before + column));
+            let (all, column) = match sums.take() {
+                None => (Tensor::zeros([batch, heads, 1, slots], options), column),
+                Some(sums) => (sums.clone(), sums.slice(ranges.clone()) + column),
+            };
+            sums = Some(all.slice_assign(ranges, column));
         },
     );
+    let sums = sums.unwrap_or_else(|| Tensor::zeros([batch, heads, 1, slots], options));
     (out, sums.reshape([batch, heads, slots]))
 }
 

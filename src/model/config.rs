@@ -162,6 +162,15 @@ impl DecoderConfig {
                 largest: LARGEST,
             });
         }
+        let inner = self.intermediate.max(self.vocab).max(width);
+        let elements = self.hidden.saturating_mul(inner);
+        if elements > MOST_ELEMENTS {
+            return Err(ConfigError::TooLarge {
+                field: "hidden · the widest other size",
+                size: elements,
+                largest: MOST_ELEMENTS,
+            });
+        }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadGroups {
                 heads: self.heads,
@@ -260,6 +269,9 @@ impl DecoderConfig {
 
 /// Sizes beyond this are a damaged file, not a model. Products of two still fit `usize`.
 const LARGEST: usize = 1 << 24;
+
+/// A weight of more elements is a damaged file too.
+const MOST_ELEMENTS: usize = 1 << 36;
 
 /// Fields of a configuration that do not fit one another.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

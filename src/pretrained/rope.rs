@@ -104,7 +104,9 @@ fn layer(
 }
 
 /// Every field of a scaling; another one could change the mathematics.
-const KNOWN: [&str; 14] = [
+const KNOWN: [&str; 15] = [
+    // A note about how the model was made.
+    "finetuned",
     "rope_type",
     "type",
     "rope_theta",

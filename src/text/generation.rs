@@ -44,6 +44,8 @@ where
     ids: Vec<u32>,
     done: bool,
     finish_reason: Option<FinishReason>,
+    /// What the generation failed with, once what was held back has been shown.
+    failed: Option<TextError>,
 }
 
 impl<'a, C> TextGeneration<'a, C>
@@ -60,6 +62,7 @@ where
             ids: Vec::new(),
             done: false,
             finish_reason: None,
+            failed: None,
         }
     }
 
@@ -86,7 +89,17 @@ where
 
     /// The text of the next id, or the rest of it.
     fn step(&mut self) -> Result<String, TextError> {
-        let id = self.generation.next().transpose()?;
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let id = match self.generation.next().transpose() {
+            Ok(id) => id,
+            Err(error) => {
+                self.failed = Some(error.into());
+                let rest = self.stops.push(&self.stream.finish()?);
+                return Ok(rest + &self.stops.finish());
+            }
+        };
         self.ids.extend(id);
         let ended = self.generation.finish_reason();
         let mut shown = String::new();

@@ -17,6 +17,10 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         return Err(Error::new(ErrorKind::UndefinedError, message));
     }
     let indent: Option<usize> = options.get("indent")?;
+    if let Some(indent) = indent.filter(|&indent| indent > WIDEST) {
+        let message = format!("indent is {indent}, the widest accepted is {WIDEST}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     let separators: Option<Vec<String>> = options.get("separators")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
     let sort: Option<bool> = options.get("sort_keys")?;
@@ -61,6 +65,9 @@ fn sorted(value: &Value) -> Result<Value, Error> {
         _ => Ok(value.clone()),
     }
 }
+
+/// A template is data: it must not ask for more than it can use.
+const WIDEST: usize = 64;
 
 /// How Python lays JSON out.
 struct Python {

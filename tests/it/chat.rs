@@ -191,3 +191,16 @@ fn the_date_of_today_can_be_written() {
         Err(TextError::Template { .. })
     ));
 }
+
+#[test]
+fn a_template_cannot_ask_for_more_room_than_json_needs() {
+    for indent in ["65", "100000000000", "9223372036854775807"] {
+        let template = format!("{{{{ messages | tojson(indent={indent}) }}}}");
+        let folder = folder("indent", &json!({ "chat_template": template }));
+        let error = folder
+            .tokenizer()
+            .render(&hello(), false)
+            .expect_err("refused");
+        assert!(matches!(error, TextError::Template { .. }), "{error:?}");
+    }
+}

@@ -1,9 +1,11 @@
 //! Lossy policies against their originals: kept positions, logits, keys and values step by step.
 
+use burn::tensor::Tensor;
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape, Pooling,
-        SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenIds, Tova, TovaConfig,
+        Budget, CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape,
+        Observed, Pooling, SnapKv, SnapKvConfig, Step, StreamingLlm, StreamingLlmConfig, TokenIds,
+        Tova, TovaConfig,
     },
     model::Input,
 };
@@ -139,4 +141,70 @@ fn a_row_that_brings_nothing_after_its_prompt_is_not_cut_again() {
     assert_eq!(cut[0].len(), 8);
     feed(&decoder, &mut cache, vec![vec![], tokens(2, 13)]);
     assert_eq!(cache.kept(LayerIndex::new(0)).row(0), cut);
+}
+
+#[test]
+fn what_a_policy_holds_for_the_end_of_a_prompt_goes_with_it() {
+    let decoder = tiny(2);
+    let share = |ratio| Budget::of_prompt(ratio).expect("a share");
+    let mut caches: Vec<Box<dyn CacheBackend>> = vec![
+        Box::new(SnapKv::new(&decoder.shape(), SnapKvConfig::new(64, 8)).expect("fits")),
+        Box::new(Tova::new(&decoder.shape(), TovaConfig::new(share(1.0))).expect("fits")),
+    ];
+    for cache in &mut caches {
+        let chunk = |seed| vec![tokens(seed, 20), tokens(seed + 1, 12)];
+        let input = Input::from(chunk(1)).more_follows(true);
+        decoder.forward(input, cache).expect("a chunk");
+        assert!(cache.memory().scores > 0, "{cache:?} waits for the end");
+        decoder.forward(chunk(5), cache).expect("the last chunk");
+        assert_eq!(
+            cache.memory().scores,
+            0,
+            "{cache:?}: within the budget, nothing is cut"
+        );
+    }
+}
+
+#[test]
+fn a_window_wider_than_any_prompt_protects_all_of_it() {
+    let decoder = tiny(2);
+    let config = SnapKvConfig::new(Budget::of_prompt(0.5).expect("a share"), usize::MAX);
+    let mut cache = SnapKv::new(&decoder.shape(), config).expect("fits");
+    feed(&decoder, &mut cache, &tokens(1, 20)[..]);
+    assert_eq!(
+        cache.kept(LayerIndex::new(0)).row(0),
+        [(0..20).collect::<Vec<_>>()]
+    );
+}
+
+#[test]
+fn attention_is_observed_at_the_layer_whose_turn_it_was_and_nowhere_else() {
+    let decoder = tiny(2);
+    let mut cache = H2o::new(&decoder.shape(), H2oConfig::new(8, 4)).expect("fits");
+    let sums = || Observed::ColumnSums(Tensor::zeros([1, 4, 512], decoder.device()));
+    let early = cache.observe(LayerIndex::new(0), sums());
+    assert!(
+        matches!(
+            early,
+            Err(CacheError::LayerOrder {
+                expected: None,
+                found: 0
+            })
+        ),
+        "{early:?}"
+    );
+    feed(&decoder, &mut cache, &tokens(1, 20)[..]);
+    let kept = cache.kept(LayerIndex::new(0));
+    assert!(
+        cache.observe(LayerIndex::new(0), sums()).is_err(),
+        "no step is open"
+    );
+    assert_eq!(cache.kept(LayerIndex::new(0)), kept);
+    let step = Step::new(vec![vec![1]].into(), &[20]).expect("a step");
+    cache.begin(&step).expect("the next step");
+    assert!(
+        cache.observe(LayerIndex::new(2), sums()).is_err(),
+        "no layer had its turn"
+    );
+    assert!(matches!(cache.commit(), Err(CacheError::Poisoned)));
 }

@@ -8,7 +8,7 @@ use std::{
 use kv_direct::{
     cache::{CacheBackend, FullKv},
     generate::{FinishReason, Generation, Sampling},
-    model::Decoder,
+    model::{Decoder, DecoderConfig},
     text::{Message, Stops, TextError, TextGeneration, TextStream, Tokenizer},
 };
 use proptest::prelude::*;
@@ -643,4 +643,37 @@ fn what_makes_text_can_be_sent_and_shown() {
     fn error<T: Send + Sync + std::error::Error + 'static>() {}
     error::<TextError>();
     error::<kv_direct::generate::SamplingError>();
+}
+
+/// The context of the model ends a text in the middle of what could be a stop string.
+#[test]
+fn what_was_held_back_is_shown_before_an_error() {
+    let tokenizer = Tokenizer::from_dir(TINY).expect("the built-in tokenizer");
+    let mut config = DecoderConfig::new(256, 32, 1, 2, 2);
+    config.max_positions = 12;
+    let decoder = crate::support::random(&config);
+    let text = |stop: Option<String>| {
+        let mut cache = FullKv::new(&decoder.shape());
+        let ids = Generation::new(&decoder, &mut cache, &[72, 105]).expect("a prompt");
+        let mut pieces = TextGeneration::new(ids, &tokenizer);
+        if let Some(stop) = stop {
+            pieces = pieces.with_stop(stop).expect("a stop string");
+        }
+        let (mut shown, mut errors) = (String::new(), 0);
+        for piece in pieces.by_ref() {
+            match piece {
+                Ok(piece) => shown += &piece,
+                Err(error) => {
+                    assert!(matches!(error, TextError::Generate(_)), "{error:?}");
+                    errors += 1;
+                }
+            }
+        }
+        assert_eq!((errors, pieces.finish_reason()), (1, None));
+        assert_eq!(shown, tokenizer.decode(pieces.ids()).expect("ids"));
+        shown
+    };
+    let plain = text(None);
+    assert!(!plain.is_empty());
+    assert_eq!(text(Some(format!("{plain}!"))), plain);
 }
