@@ -79,7 +79,7 @@ impl Thinned {
     /// Whether a batch row that went from `before` to `after` tokens holds on to a position.
     fn keeps(&self, layer: usize, position: usize, before: usize, after: usize) -> bool {
         match self.shape.windows[layer] {
-            Some(window) => position + window.get() > before,
+            Some(window) => position.saturating_add(window.get()) > before,
             None => {
                 position + self.recent >= after
                     || (position + 3 * self.recent >= after && position.is_multiple_of(2))
@@ -120,6 +120,10 @@ impl CacheBackend for Thinned {
 
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         let (before, after, called) = self.open.as_mut().ok_or(CacheError::Poisoned)?;
+        if *called != layer.index() {
+            let (expected, found) = (Some(*called), layer.index());
+            return Err(CacheError::LayerOrder { expected, found });
+        }
         *called += 1;
         let (keys, values) = (span.projection.keys.clone(), span.projection.values.clone());
         let [batch, heads, _, width] = keys.dims();

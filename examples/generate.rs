@@ -3,6 +3,8 @@
 //! or a conversation, one line a turn, with `--chat` in place of `--prompt`.
 
 mod common;
+#[path = "common/kind.rs"]
+mod kind;
 #[path = "common/sampling.rs"]
 mod sampling;
 
@@ -12,10 +14,11 @@ use std::{
     time::Instant,
 };
 
-use anyhow::Result;
-use clap::{Parser, ValueEnum};
+use anyhow::{Context, Result};
+use clap::Parser;
+use kind::Kind;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window},
+    cache::CacheBackend,
     generate::{Generation, Sampling},
     model::Decoder,
     pretrained::Pretrained,
@@ -42,10 +45,10 @@ struct Args {
     /// Text to end before; may be given more than once.
     #[arg(long)]
     stop: Vec<String>,
-    /// Cache to decode through.
+    /// Cache to decode through: full, window, streaming_llm, h2o, tova, snap_kv or residual.
     #[arg(long, default_value = "full")]
-    cache: Kind,
-    /// Rows kept by window and residual.
+    cache: String,
+    /// Rows kept by all but full.
     #[arg(long, default_value_t = 128)]
     hot: usize,
 }
@@ -56,7 +59,7 @@ fn main() -> Result<()> {
     let sampling = args.sampling.build()?;
     let model = common::load(&args.model)?;
     let mut session = Session {
-        cache: cache(args.cache, args.hot, &model.decoder)?,
+        cache: cache(&args.cache, args.hot, &model.decoder)?,
         held: Vec::new(),
         sampling,
         tokenizer,
@@ -135,22 +138,12 @@ impl Session {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    Full,
-    Window,
-    Residual,
-}
-
-/// A cache that keeps `hot` rows.
-fn cache(kind: Kind, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
-    let shape = decoder.shape();
-    Ok(match kind {
-        Kind::Full => Box::new(FullKv::new(&shape)),
-        Kind::Window => Box::new(Window::new(&shape, hot)?),
-        Kind::Residual => {
-            let config = ResidualConfig::new(hot);
-            Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
-        }
-    })
+/// A cache by its name, that keeps `hot` rows where it does not keep all.
+fn cache(name: &str, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
+    let kind = match name {
+        "full" => Some(Kind::Full {}),
+        name => Kind::with_budget(name, hot),
+    };
+    let kind = kind.with_context(|| format!("there is no cache {name}"))?;
+    Ok(kind.cache(decoder, None)?)
 }

@@ -207,11 +207,12 @@ pub trait CacheBackend: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`LayerOrder`](CacheError::LayerOrder), [`SpanPositions`](CacheError::SpanPositions),
-    /// [`Shape`](CacheError::Shape), and whatever a replay runs into. The step has then failed.
+    /// [`Shape`](CacheError::Shape), [`Dtype`](CacheError::Dtype), [`Poisoned`](CacheError::Poisoned), and
+    /// whatever a replay runs into. The step has then failed.
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError>;
 
     /// What attention must hand back for this layer and step. By default nothing, which costs
-    /// nothing.
+    /// nothing. A decoder that cannot give what is asked for must fail the step.
     fn wants(&self, layer: LayerIndex, step: &Step) -> Observation {
         let _ = (layer, step);
         Observation::Nothing
@@ -245,11 +246,13 @@ pub trait CacheBackend: fmt::Debug + Send {
     fn memory(&self) -> MemoryReport;
 
     /// Forgets the tokens from position `to` on in every row that has them, in all layers or none.
-    /// 0 is as good as [`clear`](Self::clear).
+    /// 0 is as good as [`clear`](Self::clear). One length cuts all rows, so what undoes the last call is
+    /// the length before it, in a batch whose rows were equally long.
     ///
     /// # Errors
     /// [`TruncateBeyond`](CacheError::TruncateBeyond) if no row is that long,
-    /// [`Irreversible`](CacheError::Irreversible) where rows needed at `to` were dropped.
+    /// [`Irreversible`](CacheError::Irreversible) where rows needed at `to` were dropped,
+    /// [`Poisoned`](CacheError::Poisoned) while a step is open.
     fn truncate(&mut self, to: usize) -> Result<(), CacheError>;
 
     /// Makes the cache as new, whatever happened to it.

@@ -11,8 +11,8 @@
 //!   whatever the number of rows.
 //! * [`attention()`]: keys are kept transposed, the queries that share a KV head are folded into
 //!   rows, and everything along the keys happens in pieces of [`PIECE`] slots anchored at slot 0, the
-//!   last one padded where the order of a sum depends on its length. A query's row maximum is global, its sums are added piece by
-//!   piece, and it is divided once.
+//!   last one padded where the order of a sum depends on its length. A query's row maximum is global,
+//!   its sums are added piece by piece, and it is divided once.
 //! * [`rms_norm`]: one row, one reduction.
 //!
 //! Whether that holds on a given device and dtype is never assumed: [`conformance`] measures it.

@@ -28,7 +28,8 @@ pub struct MemoryReport {
     /// position.
     pub reserved: usize,
     /// The most that was held on top of [`total`](Self::total) within the last step: rebuilt rows,
-    /// replayed residuals and the temporaries of the replay.
+    /// replayed residuals and the temporaries of the replay; rows on their way into larger or smaller
+    /// buffers; probabilities a policy looked at.
     pub scratch_peak: usize,
 }
 

@@ -294,6 +294,7 @@ mod tests {
         slots.retain(|position| position == 8);
         assert_eq!((slots.used(), slots.unused()), (1, vec![0..1, 2..3]));
     }
+
     #[test]
     fn slots_put_in_order_take_their_scores_along() {
         let mut slots = Slots::default();

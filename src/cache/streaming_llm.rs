@@ -19,6 +19,7 @@ use crate::{
 /// long the text, sinks and newest rows stay as near to each other as they stand in the cache. Rotary
 /// attention knows distances alone, so it is the sinks that are turned, forward by the number of rows
 /// dropped, and each time from the key as it came in. [`Indexing::Original`] leaves them where they were.
+/// Either way a text ends where the decoder's positions do.
 ///
 /// A step sees the rows held and its own, so once something was dropped the result depends on how tokens
 /// were split into calls, and a truncation is refused with [`Irreversible`](CacheError::Irreversible),

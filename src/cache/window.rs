@@ -1,7 +1,7 @@
 //! `Window`: keeps the newest rows and drops the rest; the plainest lossy policy.
 
 use crate::cache::{
-    CacheError, ModelShape,
+    Budget, CacheError, ModelShape,
     evicting::{Evicting, Policy},
     forward::backend,
 };
@@ -32,14 +32,15 @@ pub struct Window(Evicting<Newest>);
 
 #[derive(Debug, Clone)]
 struct Newest {
-    size: usize,
+    size: Budget,
 }
 
 impl Policy for Newest {
     const BY_POSITION: bool = true;
 
-    fn stays(&self, position: usize, length: usize, _: Option<usize>) -> bool {
-        position >= length.saturating_sub(self.size)
+    fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
+        let size = self.size.of(prompt).unwrap_or(length);
+        position >= length.saturating_sub(size)
     }
 }
 
@@ -48,13 +49,8 @@ impl Window {
     ///
     /// # Errors
     /// [`Budget`](CacheError::Budget) if `size` is 0.
-    pub fn new(shape: &ModelShape, size: usize) -> Result<Self, CacheError> {
-        if size == 0 {
-            return Err(CacheError::Budget {
-                found: size,
-                smallest: 1,
-            });
-        }
+    pub fn new(shape: &ModelShape, size: impl Into<Budget>) -> Result<Self, CacheError> {
+        let size = size.into().holds(1)?;
         Ok(Self(Evicting::new(shape, Newest { size })))
     }
 }

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::attention::{Attend, run};
 use crate::positions::Positions;
 
-/// [`attention()`](super::attention()), and for every query head the probabilities that all queries of the call gave to
-/// each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
+/// [`attention()`](super::attention()), and for every query head the probabilities that all queries of
+/// the call gave to each slot, added up: `[batch, heads, slots]` in f32. Pads give nothing.
 ///
 /// The sums are taken block by block, so the full `[tokens, slots]` matrix is never held.
 ///
@@ -72,11 +72,12 @@ pub fn with_column_sums(
     (out, sums.reshape([batch, heads, slots]))
 }
 
-/// [`attention()`](super::attention()), and the probabilities that the last `last` queries of every batch row gave to each
-/// slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and the tokens of the call.
+/// [`attention()`](super::attention()), and the probabilities that the last `last` queries of every
+/// batch row gave to each slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and the tokens of the call.
 ///
 /// The newest query stands last; pads do not count, and a batch row with fewer queries begins with
-/// rows of zeros. Blocks that hold none of these queries cost what they cost in [`attention()`](super::attention()).
+/// rows of zeros. Blocks that hold none of these queries cost what they cost in
+/// [`attention()`](super::attention()).
 ///
 /// # Shapes
 /// As [`attention()`](super::attention()); the probabilities `[batch, heads, rows, slots]`.

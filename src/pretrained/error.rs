@@ -134,7 +134,7 @@ pub enum LoadError {
         second: PathBuf,
     },
     /// Tensors the model needs and the files lack, or the other way round; all at once.
-    #[error("{} lacks the tensors {missing:?} and has the unexpected {unexpected:?}", dir.display())]
+    #[error("{}{}{}", dir.display(), listed(" lacks the tensors", missing), listed(" has the unexpected tensors", unexpected))]
     Tensors {
         /// The folder.
         dir: PathBuf,
@@ -203,5 +203,14 @@ impl LoadError {
                 other,
             },
         }
+    }
+}
+
+/// `what` and the names; nothing where there are none.
+fn listed(what: &str, names: &[String]) -> String {
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("{what} {names:?}")
     }
 }
