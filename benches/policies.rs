@@ -8,12 +8,13 @@
 mod common;
 
 use std::{
+    env,
     hint::black_box,
     time::{Duration, Instant},
 };
 
 use common::{median, model, prefill};
-use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group, criterion_main};
 use kv_direct::{
     cache::{
         CacheBackend, FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, StreamingLlm,
@@ -50,6 +51,9 @@ fn caches(decoder: &Decoder, budget: usize) -> [Box<dyn CacheBackend>; 6] {
 
 /// One-token steps behind the prompt.
 fn decode(criterion: &mut Criterion) {
+    if !wanted("decode") {
+        return;
+    }
     let (name, decoder) = model();
     for budget in BUDGETS {
         let mut caches = caches(&decoder, budget);
@@ -89,32 +93,33 @@ fn decode(criterion: &mut Criterion) {
     }
 }
 
-/// Taking the prompt in, and what that holds beside the rows.
-fn prompt(criterion: &mut Criterion) {
+/// Taking the prompt in, and what that holds beside the rows: a few times in turn, without criterion,
+/// which takes ten samples at least of what takes seconds.
+fn prompt(_: &mut Criterion) {
+    let wanted = |name: &str| {
+        env::args()
+            .skip(1)
+            .all(|arg| arg.starts_with('-') || name.contains(&arg))
+    };
+    if !wanted("prefill") {
+        return;
+    }
+    let rounds = if env::args().any(|arg| arg == "--bench") {
+        3
+    } else {
+        1
+    };
     let (name, decoder) = model();
     let mut times = [Vec::new(), Vec::new()];
     let mut scratch = [0; 2];
-    let mut group = criterion.benchmark_group("prefill");
-    group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.warm_up_time(Duration::from_millis(1));
-    group.bench_function("h2o", |bencher| {
-        bencher.iter_custom(|count| {
-            let before = times[1].len();
-            for _ in 0..count {
-                let [full, _, _, h2o, ..] = caches(&decoder, BUDGETS[0]);
-                for (turn, mut cache) in [full, h2o].into_iter().enumerate() {
-                    let start = Instant::now();
-                    prefill(&decoder, cache.as_mut(), CONTEXT);
-                    times[turn].push(start.elapsed());
-                    scratch[turn] = cache.memory().scratch_peak;
-                }
-            }
-            times[1][before..].iter().sum()
-        });
-    });
-    group.finish();
-    if times[0].is_empty() {
-        return;
+    for _ in 0..rounds {
+        let [full, _, _, h2o, ..] = caches(&decoder, BUDGETS[0]);
+        for (turn, mut cache) in [full, h2o].into_iter().enumerate() {
+            let start = Instant::now();
+            prefill(&decoder, cache.as_mut(), CONTEXT);
+            times[turn].push(start.elapsed());
+            scratch[turn] = cache.memory().scratch_peak;
+        }
     }
     println!(
         "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the rows: {} and {} bytes\n",
@@ -122,6 +127,12 @@ fn prompt(criterion: &mut Criterion) {
         scratch[1],
         scratch[0],
     );
+}
+
+/// Whether the command line asks for benches of this name: taking prompts in for nothing takes minutes.
+fn wanted(name: &str) -> bool {
+    let mut filters = env::args().skip(1).filter(|arg| !arg.starts_with('-'));
+    filters.all(|filter| filter.contains(name))
 }
 
 /// The time of one more token.

@@ -38,6 +38,9 @@ pub mod _documentation {
     #[doc = include_str!("../docs/benchmarks.md")]
     pub mod benchmarks {}
 
+    #[doc = include_str!("../docs/reproduction.md")]
+    pub mod reproduction {}
+
     #[doc = include_str!("../docs/trace.md")]
     pub mod trace {}
 
