@@ -1,10 +1,6 @@
 //! Reading the files of a model folder.
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-};
+use std::{fs::File, io, path::Path};
 
 /// Opens a regular file: anything else could block for ever.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
@@ -18,8 +14,9 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 }
 
 /// All bytes of a regular file.
+#[cfg(feature = "text")]
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes)?;
+    io::Read::read_to_end(&mut open(path)?, &mut bytes)?;
     Ok(bytes)
 }
