@@ -2,7 +2,10 @@
 
 use std::num::NonZeroUsize;
 
+use burn::tensor::DType;
 use kv_direct::{
+    cache::ModelShape,
+    exact::conformance::KernelShapes,
     model::{
         Activation, DecoderConfig, LayerConfig, RopeConfig, RopeScaling, yarn_attention_factor,
     },
@@ -316,5 +319,29 @@ fn llama3_frequencies_and_yarn_factors_are_those_computed_elsewhere() {
     }
     for (factor, expected) in [(2.0, 1.0693147), (4.0, 1.1386294), (8.0, 1.2079442)] {
         assert!((yarn_attention_factor(factor) - expected).abs() < 5e-8);
+    }
+}
+
+/// In bf16: keys and values of a token in all layers, and one residual a layer.
+#[test]
+fn a_token_costs_what_its_widths_say() {
+    let models = [
+        ((30, 576, 9, 3, 64), 23_040, 34_560),
+        ((16, 2048, 32, 8, 64), 32_768, 65_536),
+        ((24, 896, 14, 2, 64), 12_288, 43_008),
+        ((28, 1024, 16, 8, 128), 114_688, 57_344),
+        ((26, 1152, 4, 1, 256), 26_624, 59_904),
+        ((34, 2560, 8, 4, 256), 139_264, 174_080),
+    ];
+    for ((layers, hidden, heads, kv_heads, head_dim), keys_values, residuals) in models {
+        let kernels = KernelShapes::new(heads, kv_heads, head_dim);
+        let mut shape = ModelShape::new(layers, hidden, DType::BF16, kernels);
+        assert_eq!(shape.keys_values_per_token(), keys_values);
+        assert_eq!(shape.residuals_per_token(), residuals);
+        // What has left a window costs nothing there.
+        shape.windows[0] = NonZeroUsize::new(512);
+        let left = keys_values / layers * (layers - 1);
+        assert_eq!(shape.keys_values_per_old_token(), left);
+        assert_eq!(shape.keys_values_per_token(), keys_values);
     }
 }
