@@ -123,8 +123,7 @@ impl Seen<'_> {
 pub(crate) struct Evicting<P> {
     held: Layered,
     policy: P,
-    /// The length of every batch row's prompt, once that is over.
-    prompts: Vec<Option<usize>>,
+    /// The open step, or the last one: prompts that are over stay over.
     turn: Turn,
 }
 
@@ -133,7 +132,6 @@ impl<P: Policy> Evicting<P> {
         Self {
             held: Layered::new(shape, P::PER_HEAD),
             policy,
-            prompts: Vec::new(),
             turn: Turn::default(),
         }
     }
@@ -150,9 +148,9 @@ impl<P: Policy> Evicting<P> {
 impl<P: Policy> CacheBackend for Evicting<P> {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.held.begin(step)?;
-        self.prompts.resize(step.starts().len(), None);
+        self.turn.prompts.resize(step.starts().len(), None);
         let after = self.held.progress.lengths_after();
-        let rows = self.prompts.iter().zip(&after);
+        let rows = self.turn.prompts.iter().zip(&after);
         let (ends_prompt, prompts) = rows
             .map(|(known, &length)| {
                 let ends = known.is_none() && !step.more_follows() && length > 0;
@@ -252,7 +250,6 @@ impl<P: Policy> CacheBackend for Evicting<P> {
 
     fn commit(&mut self) -> Result<(), CacheError> {
         self.held.progress.commit(&self.held.shape)?;
-        self.prompts.clone_from(&self.turn.prompts);
         self.policy.settle(&self.turn);
         let (policy, turn) = (&self.policy, &self.turn);
         if P::BY_POSITION {
@@ -280,7 +277,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         let full = self.held.layers.iter().find(|rows| !rows.slides());
         let oldest = |row: usize, length: usize| {
             let dropped = full.is_some_and(|rows| rows.used(row) < length);
-            let prompt = self.prompts.get(row).copied().flatten();
+            let prompt = self.turn.prompts.get(row).copied().flatten();
             self.policy.oldest(length, prompt, dropped)
         };
         self.held.can_truncate(to, oldest)?;
@@ -291,7 +288,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         self.policy.truncate(self.held.progress.lengths(), to);
         self.held.truncate(to);
         // A prompt that is taken back in part is over.
-        for prompt in self.prompts.iter_mut().flatten() {
+        for prompt in self.turn.prompts.iter_mut().flatten() {
             *prompt = to.min(*prompt);
         }
         Ok(())
@@ -300,7 +297,6 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     fn clear(&mut self) {
         self.held.clear();
         self.policy.clear();
-        self.prompts.clear();
         self.turn = Turn::default();
     }
 

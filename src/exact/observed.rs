@@ -73,7 +73,8 @@ pub fn with_column_sums(
 }
 
 /// [`attention()`](super::attention()), and the probabilities that the last `last` queries of every
-/// batch row gave to each slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and the tokens of the call.
+/// batch row gave to each slot: `[batch, heads, rows, slots]` in f32, `rows` the smaller of `last` and
+/// the tokens of the call.
 ///
 /// The newest query stands last; pads do not count, and a batch row with fewer queries begins with
 /// rows of zeros. Blocks that hold none of these queries cost what they cost in
