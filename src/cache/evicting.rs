@@ -88,6 +88,19 @@ pub(crate) struct Turn {
     pub(crate) ends_prompt: Vec<bool>,
 }
 
+impl Turn {
+    /// Lets go of what is held, by layer and batch row, for prompts that are over.
+    pub(crate) fn release<T>(&self, held: &mut [Vec<Vec<T>>]) {
+        for layer in held {
+            for (held, prompt) in layer.iter_mut().zip(&self.prompts) {
+                if prompt.is_some() {
+                    *held = Vec::new();
+                }
+            }
+        }
+    }
+}
+
 /// What attention saw, on the host.
 pub(crate) struct Seen<'a> {
     pub(crate) values: &'a [f32],

@@ -216,13 +216,7 @@ impl Policy for PromptWindow {
     }
 
     fn settle(&mut self, turn: &Turn) {
-        for layer in &mut self.layers {
-            for (kept, prompt) in layer.iter_mut().zip(&turn.prompts) {
-                if prompt.is_some() {
-                    *kept = Vec::new();
-                }
-            }
-        }
+        turn.release(&mut self.layers);
     }
 
     fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {

@@ -131,13 +131,7 @@ impl Policy for NewestQuery {
     }
 
     fn settle(&mut self, turn: &Turn) {
-        for layer in &mut self.newest {
-            for (newest, prompt) in layer.iter_mut().zip(&turn.prompts) {
-                if prompt.is_some() {
-                    *newest = Vec::new();
-                }
-            }
-        }
+        turn.release(&mut self.newest);
     }
 
     fn truncate(&mut self, lengths: &[usize], to: usize) {
