@@ -3,6 +3,8 @@
 //! `Thinned` keeps the newest rows and, of those just older, every second one. It stores rows as plain
 //! tensors and decides nothing in layers with a window, where it keeps what the window and an undo need.
 
+use std::cmp::Ordering;
+
 use kv_direct::burn::tensor::{Device, Int, Tensor, TensorData};
 use kv_direct::cache::{
     CacheBackend, CacheError, FullKv, Kept, KeysValues, LayerIndex, ModelShape, Span, Step,
@@ -213,26 +215,33 @@ impl CacheBackend for Thinned {
         report
     }
 
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        let longest = self.lengths.iter().copied().max().unwrap_or(0);
+    fn rows(&self) -> usize {
+        self.lengths.len()
+    }
+
+    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        let (expected, found) = (self.lengths.len(), to.len());
         if self.open.is_some() {
             return Err(CacheError::Poisoned);
         }
-        if to > longest {
-            return Err(CacheError::TruncateBeyond { to, longest });
+        if expected != found {
+            return Err(CacheError::Rows { expected, found });
         }
-        if to == 0 {
-            self.clear();
-        }
+        let lengths = self.lengths.iter().zip(to).enumerate();
         // The plainest honest answer: what is not kept cannot be taken back.
-        match self.lengths.iter().position(|&length| length > to) {
-            Some(row) => Err(CacheError::Irreversible {
-                row,
-                to,
-                oldest: self.lengths[row],
-            }),
-            None => Ok(()),
+        let refused = lengths.clone().find_map(|(row, (&length, &to))| {
+            let (longest, oldest) = (length, length);
+            match to.cmp(&length) {
+                Ordering::Greater => Some(CacheError::TruncateBeyond { to, longest }),
+                Ordering::Less => Some(CacheError::Irreversible { row, to, oldest }),
+                Ordering::Equal => None,
+            }
+        });
+        if to.iter().all(|&to| to == 0) {
+            self.clear();
+            return Ok(());
         }
+        refused.map_or(Ok(()), Err)
     }
 
     fn clear(&mut self) {

@@ -22,6 +22,7 @@ mod shape;
 mod slots;
 mod snap_kv;
 mod span;
+mod state;
 mod step;
 mod streaming_llm;
 mod tova;
@@ -36,10 +37,11 @@ pub use self::{
     group::Group,
     h2o::{H2o, H2oConfig},
     replay::Replay,
-    residual::{Floor, ResidualCheckpoint, ResidualConfig},
+    residual::{Floor, ResidualCheckpoint, ResidualConfig, Resuming},
     shape::ModelShape,
     snap_kv::{Pooling, SnapKv, SnapKvConfig},
     span::{Kept, KeysValues, Projection, Span},
+    state::{Entry, State},
     step::{Step, TokenIds},
     streaming_llm::{Indexing, StreamingLlm, StreamingLlmConfig},
     tova::{Tova, TovaConfig},
@@ -67,10 +69,10 @@ use burn::tensor::Tensor;
 /// * Positions say what a row is, never where it is stored. They are original positions unless the
 ///   backend says that it re-indexes.
 /// * Rows are dropped after a step's attention, never before; the budget holds once the step is
-///   committed.
-/// * All validation is in `begin` and `truncate`: a call refused there leaves the cache as it was.
-///   A layer that fails has failed the step: every later call but `clear` and the questions is
-///   [`Poisoned`](CacheError::Poisoned), and so is a `begin` while a step is open.
+///   committed, or accepted where it was a [draft](Self::checkpoint).
+/// * All validation of a step is in `begin`: a call refused there, or outside a step, leaves the cache as
+///   it was. A layer that fails has failed the step: every later call but `clear`, `set_state` and the
+///   questions is [`Poisoned`](CacheError::Poisoned), and so is a `begin` while a step is open.
 /// * In a layer with a window ([`ModelShape::windows`]) nothing is dropped that a next query sees, nor
 ///   what it would see if the last call were undone. Older rows are seen by nobody and may go.
 /// * Pads are never kept and never counted; a batch row never depends on its neighbours.
@@ -159,15 +161,26 @@ use burn::tensor::Tensor;
 ///         MemoryReport::default()
 ///     }
 ///
-///     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-///         let longest = self.lengths.iter().copied().max().unwrap_or(0);
+///     fn rows(&self) -> usize {
+///         self.lengths.len()
+///     }
+///
+///     fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
 ///         if self.adding.is_some() {
 ///             return Err(CacheError::Poisoned);
 ///         }
-///         if to > longest {
+///         if to.len() != self.rows() {
+///             return Err(CacheError::Rows { expected: self.rows(), found: to.len() });
+///         }
+///         let mut rows = to.iter().zip(&self.lengths);
+///         if let Some((&to, &longest)) = rows.find(|(to, length)| to > length) {
 ///             return Err(CacheError::TruncateBeyond { to, longest });
 ///         }
-///         self.lengths.iter_mut().for_each(|length| *length = to.min(*length));
+///         if to.iter().all(|&to| to == 0) {
+///             self.clear();
+///         } else {
+///             self.lengths = to.to_vec();
+///         }
 ///         Ok(())
 ///     }
 ///
@@ -245,20 +258,121 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Bytes held, by part.
     fn memory(&self) -> MemoryReport;
 
-    /// Forgets the tokens from position `to` on in every row that has them, in all layers or none.
-    /// 0 is as good as [`clear`](Self::clear). One length cuts all rows, so what undoes the last call is
-    /// the length before it, in a batch whose rows were equally long.
+    /// Batch rows; 0 before the first step.
+    fn rows(&self) -> usize;
+
+    /// Takes every batch row back to its length in `to`, in all layers or none. Where all become 0 it is as
+    /// good as [`clear`](Self::clear). The last call of a lossless backend can always be undone, by the
+    /// lengths before it; a row that is to keep its length is not touched.
     ///
     /// # Errors
-    /// [`TruncateBeyond`](CacheError::TruncateBeyond) if no row is that long,
-    /// [`Irreversible`](CacheError::Irreversible) where rows needed at `to` were dropped,
+    /// [`Rows`](CacheError::Rows) for another number of rows,
+    /// [`TruncateBeyond`](CacheError::TruncateBeyond) where a row is shorter than that,
+    /// [`Irreversible`](CacheError::Irreversible) where rows needed there were dropped,
     /// [`Poisoned`](CacheError::Poisoned) while a step is open.
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError>;
+    ///
+    /// # Cost
+    /// Where a backend dropped nothing, what the tokens taken back cost, however many stay.
+    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError>;
+
+    /// [`truncate_rows`](Self::truncate_rows) with one length for all: forgets the tokens from position `to`
+    /// on in every row that has them.
+    ///
+    /// # Errors
+    /// [`TruncateBeyond`](CacheError::TruncateBeyond) if no row is that long, and those of
+    /// [`truncate_rows`](Self::truncate_rows).
+    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+        let lengths = (0..self.rows()).map(|row| self.position(row));
+        let shortened: Vec<usize> = lengths.clone().map(|length| to.min(length)).collect();
+        match lengths.max().unwrap_or(0) {
+            longest if to > longest => Err(CacheError::TruncateBeyond { to, longest }),
+            _ => self.truncate_rows(&shortened),
+        }
+    }
+
+    /// Opens a draft: tokens that come from now on may turn out to be wrong. Nothing is dropped until
+    /// [`restore`](Self::restore) takes all of them back or [`accept`](Self::accept) keeps what is left of
+    /// them; truncation goes back to here at most (and to nothing, which ends the draft).
+    ///
+    /// What is kept of this point is its lengths; attention that a policy looks at is kept for each token
+    /// of the draft, in f32.
+    ///
+    /// # Errors
+    /// [`CheckpointOpen`](CacheError::CheckpointOpen), [`Poisoned`](CacheError::Poisoned),
+    /// [`Unsupported`](CacheError::Unsupported) where a backend has no drafts.
+    fn checkpoint(&mut self) -> Result<(), CacheError> {
+        Err(unsupported("keep a draft apart"))
+    }
+
+    /// Ends the draft and takes all of its tokens back: the cache goes on as if they had never come.
+    ///
+    /// # Errors
+    /// [`NoCheckpoint`](CacheError::NoCheckpoint), [`Poisoned`](CacheError::Poisoned),
+    /// [`Unsupported`](CacheError::Unsupported).
+    fn restore(&mut self) -> Result<(), CacheError> {
+        Err(unsupported("keep a draft apart"))
+    }
+
+    /// Ends the draft and keeps its tokens, as far as they were not truncated: rows are dropped as if these
+    /// tokens had come in one call. Scores are then sums over single queries, which may differ from those
+    /// of a call in the last bit.
+    ///
+    /// # Errors
+    /// [`NoCheckpoint`](CacheError::NoCheckpoint), [`Poisoned`](CacheError::Poisoned),
+    /// [`Unsupported`](CacheError::Unsupported).
+    fn accept(&mut self) -> Result<(), CacheError> {
+        Err(unsupported("keep a draft apart"))
+    }
+
+    /// Makes the batch these rows of it, in this order: drops, reorders and, for beams, repeats rows.
+    ///
+    /// # Errors
+    /// [`NoRow`](CacheError::NoRow), [`CheckpointOpen`](CacheError::CheckpointOpen),
+    /// [`Poisoned`](CacheError::Poisoned), [`Unsupported`](CacheError::Unsupported).
+    ///
+    /// # Cost
+    /// A copy of the rows that stay; none where all stay in their places.
+    fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
+        let _ = rows;
+        Err(unsupported("select batch rows"))
+    }
+
+    /// Falls to the floor of memory: what can be rebuilt is dropped, and the next step rebuilds it. Bits
+    /// stay what they would have been.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), and [`Unsupported`](CacheError::Unsupported) for a backend that
+    /// rebuilds nothing.
+    fn park(&mut self) -> Result<(), CacheError> {
+        Err(unsupported("be parked: it rebuilds nothing"))
+    }
+
+    /// Everything a cache like this one needs to go on from here. It shares storage: the next append
+    /// copies as long as it lives.
+    ///
+    /// # Errors
+    /// [`CheckpointOpen`](CacheError::CheckpointOpen), [`Poisoned`](CacheError::Poisoned),
+    /// [`Unsupported`](CacheError::Unsupported).
+    fn state(&self) -> Result<State, CacheError> {
+        Err(unsupported("hand out its state"))
+    }
+
+    /// Goes on from `state`, whatever happened to the cache before. One that is refused changes nothing.
+    ///
+    /// # Errors
+    /// [`Foreign`](CacheError::Foreign) where it was taken from a cache of another kind, options or model,
+    /// [`State`](CacheError::State) where an entry is missing or does not fit,
+    /// [`Unsupported`](CacheError::Unsupported).
+    fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        let _ = state;
+        Err(unsupported("go on from a state"))
+    }
 
     /// Makes the cache as new, whatever happened to it.
     fn clear(&mut self);
 
-    /// An independent cache with the same content. Storage is shared until one of the two writes.
+    /// An independent cache with the same content, its open checkpoint included. Storage is shared until
+    /// one of the two writes; both count it as theirs.
     fn fork(&self) -> Box<dyn CacheBackend>;
 }
 
@@ -306,6 +420,10 @@ pub enum Observed {
     /// `[batch, heads, rows, slots]` in f32, the newest query of each batch row last; `rows` is what was
     /// asked for or the tokens of the step, if these are fewer. Batch rows with fewer begin with zeros.
     LastRows(Tensor<4>),
+}
+
+const fn unsupported(operation: &'static str) -> CacheError {
+    CacheError::Unsupported { operation }
 }
 
 fn _object_safe(_: &dyn CacheBackend) {}

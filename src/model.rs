@@ -27,7 +27,7 @@ pub use self::{
     weights::BuildError,
 };
 use crate::{
-    cache::{CacheBackend, CacheError, ModelShape, Step, TokenIds},
+    cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
     exact::{conformance::KernelShapes, in_pool, linear, rms_norm},
     positions::Positions,
 };
@@ -107,6 +107,20 @@ impl Decoder {
         let mut shape = ModelShape::new(config.layers.len(), config.hidden, self.dtype(), kernels);
         shape.windows = config.layers.iter().map(|layer| layer.window).collect();
         shape
+    }
+
+    /// The decoder at a layer, for a cache that rebuilds rows outside a step
+    /// ([`ResidualCheckpoint::resume`](crate::cache::ResidualCheckpoint::resume)).
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[must_use]
+    pub fn at(&self, layer: LayerIndex) -> impl Replay {
+        assert!(layer.index() < self.blocks.len(), "a layer of the decoder");
+        BlockView {
+            decoder: self,
+            layer: layer.index(),
+        }
     }
 
     fn dtype(&self) -> DType {

@@ -4,10 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, Observation, Observed, Span, Step,
-    },
-    memory::MemoryReport,
+    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Span},
+    forward_backend,
     positions::Positions,
 };
 
@@ -68,10 +66,6 @@ impl<C> CacheBackend for Recorder<C>
 where
     C: CacheBackend,
 {
-    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.inner.begin(step)
-    }
-
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         let answer = self.inner.keys_values(layer, span)?;
         if self.recording {
@@ -83,39 +77,5 @@ where
         Ok(answer)
     }
 
-    fn wants(&self, layer: LayerIndex, step: &Step) -> Observation {
-        self.inner.wants(layer, step)
-    }
-
-    fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
-        self.inner.observe(layer, seen)
-    }
-
-    fn commit(&mut self) -> Result<(), CacheError> {
-        self.inner.commit()
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.inner.position(row)
-    }
-
-    fn kept(&self, layer: LayerIndex) -> Kept {
-        self.inner.kept(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.inner.memory()
-    }
-
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.inner.truncate(to)
-    }
-
-    fn clear(&mut self) {
-        self.inner.clear();
-    }
-
-    fn fork(&self) -> Box<dyn CacheBackend> {
-        self.inner.fork()
-    }
+    forward_backend!(self => self.inner; begin wants observe commit questions life clear fork);
 }

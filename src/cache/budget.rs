@@ -1,5 +1,7 @@
 //! How many rows a policy may keep.
 
+use std::fmt;
+
 use crate::cache::CacheError;
 
 /// Rows that a policy holds between steps in a layer: a number, or a share of the prompt.
@@ -60,6 +62,15 @@ impl Budget {
                 smallest: fixed.max(1),
             }),
             _ => Ok(self),
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Amount::Rows(rows) => write!(f, "{rows}"),
+            Amount::OfPrompt(ratio) => write!(f, "{ratio} of the prompt"),
         }
     }
 }

@@ -38,11 +38,11 @@ pub enum CacheError {
         starts: usize,
     },
     /// The number of batch rows is fixed by the first step.
-    #[error("the step has {found} batch rows, but the cache holds {expected}")]
+    #[error("{found} batch rows were given, but the cache holds {expected}")]
     Rows {
         /// Rows of the cache.
         expected: usize,
-        /// Rows of the step.
+        /// Rows of the step, or of the lengths to truncate to.
         found: usize,
     },
     /// An earlier step began and was not committed: its rows are in some layers only.
@@ -101,11 +101,11 @@ pub enum CacheError {
         found: usize,
     },
     /// Truncation beyond the last token.
-    #[error("cannot truncate to {to}: the longest row has {longest} tokens")]
+    #[error("cannot truncate to {to}: there are only {longest} tokens")]
     TruncateBeyond {
         /// The length asked for.
         to: usize,
-        /// Tokens of the longest row.
+        /// Tokens of the row, or of the longest where all are cut to one length.
         longest: usize,
     },
     /// Truncation to a point whose rows were dropped.
@@ -117,6 +117,44 @@ pub enum CacheError {
         to: usize,
         /// The shortest length, apart from 0, that can be reached.
         oldest: usize,
+    },
+    /// A batch row that there is not.
+    #[error("there is no batch row {row}: the cache holds {rows}")]
+    NoRow {
+        /// The row asked for.
+        row: usize,
+        /// Rows of the cache.
+        rows: usize,
+    },
+    /// A checkpoint is open: restore or accept it first.
+    #[error("a checkpoint is open: restore or accept it first")]
+    CheckpointOpen,
+    /// Nothing to restore or accept.
+    #[error("no checkpoint is open")]
+    NoCheckpoint,
+    /// The backend has no such operation.
+    #[error("this backend cannot {operation}")]
+    Unsupported {
+        /// What was asked for.
+        operation: &'static str,
+    },
+    /// A state was taken from a cache of another kind, or built or fed differently.
+    #[error("the state is of {what} {found}, this cache is of {expected}")]
+    Foreign {
+        /// What differs: the backend, its options, the model's shape.
+        what: &'static str,
+        /// Of this cache.
+        expected: String,
+        /// Of the state.
+        found: String,
+    },
+    /// A state in which something is missing or does not fit the rest.
+    #[error("the state's {entry} is wrong: {problem}")]
+    State {
+        /// Which entry.
+        entry: String,
+        /// What is wrong with it.
+        problem: &'static str,
     },
     /// A budget too small to hold anything.
     #[error("a budget of {found} rows is too small: the smallest that works is {smallest}")]

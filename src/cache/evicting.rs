@@ -1,24 +1,40 @@
 //! What backends that drop rows share: storage, progress, and when a policy is asked.
 //!
 //! A policy sees the layers that show all keys and no others, and drops rows after the attention of a
-//! step: once a layer's attention was observed, or when the step is committed.
+//! step: once a layer's attention was observed, or when the step is committed; after those of a draft once
+//! it is accepted.
 
-use std::{fmt, ops::Range};
+mod draft;
+mod seen;
+
+use std::fmt;
 
 use crate::{
     cache::{
-        CacheBackend, CacheError, Group, Kept, KeysValues, LayerIndex, ModelShape, Observation,
-        Observed, Span, Step, layered::Layered, rows::Rows,
+        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Observation, Observed,
+        Span, State, Step, layered::Layered, rows::Rows, state::wrong,
     },
     memory::MemoryReport,
 };
+use draft::Draft;
+pub(crate) use seen::Seen;
 
 /// What sets one such backend apart.
 pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
+    /// The name of the backend in a state.
+    const NAME: &'static str;
     /// Whether KV heads may hold different rows.
     const PER_HEAD: bool = false;
     /// Whether [`stays`](Self::stays) ever declines.
     const BY_POSITION: bool = false;
+
+    /// What it was built with, in words.
+    fn options(&self) -> String;
+
+    /// Whether [`wants`](Self::wants) ever asks for something.
+    fn observes(&self) -> bool {
+        false
+    }
 
     /// What attention must hand back at a layer.
     fn wants(&self, turn: &Turn) -> Observation {
@@ -57,9 +73,28 @@ pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
         if dropped { length } else { 0 }
     }
 
-    /// Forgets what the policy itself holds of the tokens from `to` on; `lengths` are those before.
-    fn truncate(&mut self, lengths: &[usize], to: usize) {
+    /// Forgets what the policy itself holds of the tokens that go when every batch row is taken back from
+    /// its length to that in `to`.
+    fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
         let _ = (lengths, to);
+    }
+
+    /// Makes the batch these rows of it.
+    fn select_rows(&mut self, rows: &[usize]) {
+        let _ = rows;
+    }
+
+    /// Adds what the policy itself holds to a state.
+    fn write(&self, state: &mut State) {
+        let _ = state;
+    }
+
+    /// The policy with what it held when a state was written, and what it must find in the layers.
+    fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
+        let _ = (state, held);
+        let mut policy = self.clone();
+        policy.clear();
+        Ok(policy)
     }
 
     /// The step is over: what the policy itself holds for an end that has come may go.
@@ -99,35 +134,21 @@ impl Turn {
             }
         }
     }
-}
 
-/// What attention saw, on the host.
-pub(crate) struct Seen<'a> {
-    pub(crate) values: &'a [f32],
-    /// Query heads, and queries and slots of each.
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) queries: usize,
-    pub(crate) slots: usize,
-}
-
-impl Seen<'_> {
-    /// What one query of one head gave to every slot.
-    pub(crate) fn row(&self, row: usize, head: usize, query: usize) -> &[f32] {
-        let from = ((row * self.heads + head) * self.queries + query) * self.slots;
-        &self.values[from..from + self.slots]
+    /// What is known of the prompts once every batch row was taken back to its length in `to`: one that
+    /// is taken back in part is over.
+    fn shorten(&mut self, to: &[usize]) {
+        for (prompt, &to) in self.prompts.iter_mut().zip(to) {
+            *prompt = prompt.filter(|_| to > 0).map(|prompt| to.min(prompt));
+        }
     }
 
-    /// The query heads that share a KV head.
-    pub(crate) fn of_group(&self, kv_head: usize) -> Range<usize> {
-        let group = self.heads / self.kv_heads;
-        kv_head * group..(kv_head + 1) * group
-    }
-
-    /// What one query of all heads that share a KV head gave to every slot, as one.
-    pub(crate) fn group(&self, row: usize, kv_head: usize, query: usize, by: Group) -> Vec<f32> {
-        let heads = self.of_group(kv_head);
-        by.reduce(heads.map(|head| self.row(row, head, query)))
+    fn select_rows(&mut self, rows: &[usize]) {
+        let of = |prompts: &[Option<usize>], row| prompts.get(row).copied().flatten();
+        *self = Self {
+            prompts: rows.iter().map(|&row| of(&self.prompts, row)).collect(),
+            ..Self::default()
+        };
     }
 }
 
@@ -136,8 +157,9 @@ impl Seen<'_> {
 pub(crate) struct Evicting<P> {
     held: Layered,
     policy: P,
-    /// The open step, or the last one: prompts that are over stay over.
+    /// The open step, or the last one: prompts that are over stay over. Within a draft it begins with that.
     turn: Turn,
+    draft: Option<Draft>,
 }
 
 impl<P: Policy> Evicting<P> {
@@ -146,15 +168,44 @@ impl<P: Policy> Evicting<P> {
             held: Layered::new(shape, P::PER_HEAD),
             policy,
             turn: Turn::default(),
+            draft: None,
         }
     }
 
     fn wants_at(&self, layer: usize) -> Observation {
         if self.held.shape.slides(layer) {
-            Observation::Nothing
-        } else {
-            self.policy.wants(&self.turn)
+            return Observation::Nothing;
         }
+        match &self.draft {
+            None => self.policy.wants(&self.turn),
+            Some(draft) => draft.wants(&self.policy, &self.turn),
+        }
+    }
+
+    /// A state of this kind without entries.
+    fn kind(&self) -> State {
+        State::new(P::NAME, &self.policy.options(), &self.held.shape)
+    }
+
+    /// Drops what the policy declines by position.
+    fn retain(&mut self) {
+        let (policy, turn) = (&self.policy, &self.turn);
+        if P::BY_POSITION {
+            self.held
+                .retain(|row, position| policy.stays(position, turn.after[row], turn.prompts[row]));
+        }
+    }
+
+    /// Lets the policy drop rows of a layer by what attention saw.
+    fn evict(&mut self, layer: usize, seen: &Seen<'_>) {
+        // What was seen, as attention handed it over and on the host, and what a policy copies of it.
+        let mut report = MemoryReport::default();
+        self.policy.report(&mut report);
+        let beside = 3 * size_of_val(seen.values) + report.total();
+        let (policy, turn) = (&mut self.policy, &self.turn);
+        self.held.evict(layer, beside, |rows| {
+            policy.observe(layer, rows, seen, turn);
+        });
     }
 }
 
@@ -164,14 +215,17 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         self.turn.prompts.resize(step.starts().len(), None);
         let after = self.held.progress.lengths_after();
         let rows = self.turn.prompts.iter().zip(&after);
-        let (ends_prompt, prompts) = rows
+        let (mut ends_prompt, prompts): (Vec<_>, Vec<_>) = rows
             .map(|(known, &length)| {
                 let ends = known.is_none() && !step.more_follows() && length > 0;
                 (ends, if ends { Some(length) } else { *known })
             })
             .unzip();
+        if let Some(draft) = &self.draft {
+            ends_prompt = draft.ended(&prompts);
+        }
         self.turn = Turn {
-            before: self.held.progress.lengths().to_vec(),
+            before: self.held.progress.verified(),
             after,
             prompts,
             ends_prompt,
@@ -215,14 +269,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
                 let Observation::LastRows(last) = self.wants_at(layer) else {
                     return Ok(());
                 };
-                let longest = self
-                    .turn
-                    .after
-                    .iter()
-                    .zip(&self.turn.before)
-                    .map(|(a, b)| a - b)
-                    .max();
-                let last = last.min(longest.unwrap_or(0));
+                let last = last.min(self.held.progress.widest());
                 (
                     vec![batch, heads, last, slots],
                     rows.dims().to_vec(),
@@ -250,24 +297,18 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             queries,
             slots,
         };
-        // What was seen, as attention handed it over and on the host, and what a policy copies of it.
-        let mut report = MemoryReport::default();
-        self.policy.report(&mut report);
-        let beside = 3 * size_of_val(&values[..]) + report.total();
-        let (policy, turn) = (&mut self.policy, &self.turn);
-        self.held.evict(layer, beside, |rows| {
-            policy.observe(layer, rows, &seen, turn);
-        });
+        match &mut self.draft {
+            Some(draft) => draft.keep(layer, &seen, &self.held.progress.adding()),
+            None => self.evict(layer, &seen),
+        }
         Ok(())
     }
 
     fn commit(&mut self) -> Result<(), CacheError> {
         self.held.progress.commit(&self.held.shape)?;
-        self.policy.settle(&self.turn);
-        let (policy, turn) = (&self.policy, &self.turn);
-        if P::BY_POSITION {
-            self.held
-                .retain(|row, position| policy.stays(position, turn.after[row], turn.prompts[row]));
+        if self.draft.is_none() {
+            self.policy.settle(&self.turn);
+            self.retain();
         }
         Ok(())
     }
@@ -283,10 +324,15 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     fn memory(&self) -> MemoryReport {
         let mut report = self.held.memory();
         self.policy.report(&mut report);
+        report.scores += self.draft.as_ref().map_or(0, Draft::bytes);
         report
     }
 
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+    fn rows(&self) -> usize {
+        self.held.progress.lengths().len()
+    }
+
+    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
         let full = self.held.layers.iter().find(|rows| !rows.slides());
         let oldest = |row: usize, length: usize| {
             let dropped = full.is_some_and(|rows| rows.used(row) < length);
@@ -294,16 +340,126 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             self.policy.oldest(length, prompt, dropped)
         };
         self.held.can_truncate(to, oldest)?;
-        if to == 0 {
+        if to.iter().all(|&to| to == 0) {
             self.clear();
             return Ok(());
         }
-        self.policy.truncate(self.held.progress.lengths(), to);
-        self.held.truncate(to);
-        // A prompt that is taken back in part is over.
-        for prompt in self.turn.prompts.iter_mut().flatten() {
-            *prompt = to.min(*prompt);
+        match &mut self.draft {
+            Some(draft) => draft.truncate(&self.held.progress.verified(), to),
+            None => self.policy.truncate(self.held.progress.lengths(), to),
         }
+        self.held.truncate(to);
+        self.turn.shorten(to);
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<(), CacheError> {
+        self.held.progress.checkpoint()?;
+        self.draft = Some(Draft::new(&self.turn.prompts, self.held.layers.len()));
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<(), CacheError> {
+        let to = self.held.progress.drafted()?;
+        if !self.held.progress.has_batch_before_draft() {
+            self.clear();
+            return Ok(());
+        }
+        self.held.truncate(&to);
+        self.held.progress.end_draft();
+        if let Some(draft) = self.draft.take() {
+            self.turn.prompts = draft.into_prompts();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> Result<(), CacheError> {
+        let before = self.held.progress.drafted()?;
+        self.held.progress.end_draft();
+        let Some(draft) = self.draft.take() else {
+            return Ok(());
+        };
+        let after = self.held.progress.lengths().to_vec();
+        if before == after {
+            self.turn.prompts = draft.into_prompts();
+            return Ok(());
+        }
+        let ends_prompt = draft.ended(&self.turn.prompts);
+        self.turn = Turn {
+            before,
+            after,
+            ends_prompt,
+            prompts: std::mem::take(&mut self.turn.prompts),
+        };
+        for layer in 0..self.held.layers.len() {
+            let wanted = self.wants_at(layer);
+            let slots = self.held.layers[layer].capacity();
+            let kernels = &self.held.shape.kernels;
+            let (heads, kv_heads) = (kernels.heads, kernels.kv_heads);
+            if let Some((queries, values)) = draft.merged(layer, wanted, heads, slots) {
+                let seen = Seen {
+                    values: &values,
+                    heads,
+                    kv_heads,
+                    queries,
+                    slots,
+                };
+                self.evict(layer, &seen);
+            }
+        }
+        self.policy.settle(&self.turn);
+        self.retain();
+        Ok(())
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
+        self.held.progress.can_select_rows(rows)?;
+        if rows.is_empty() {
+            self.clear();
+        } else if !rows.iter().copied().eq(0..self.rows()) {
+            self.policy.select_rows(rows);
+            self.turn.select_rows(rows);
+            self.held.select_rows(rows);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State, CacheError> {
+        self.held.progress.undrafted()?;
+        let mut state = self.kind();
+        self.held.write(&mut state);
+        let prompts = self.turn.prompts.iter();
+        state.insert_positions(
+            "prompts",
+            prompts.map(|prompt| prompt.unwrap_or(usize::MAX)),
+        );
+        self.policy.write(&mut state);
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        state.check(&self.kind())?;
+        let held = self.held.restored(state)?;
+        let prompts: Vec<Option<usize>> = state
+            .positions("prompts")?
+            .into_iter()
+            .map(|prompt| (prompt != usize::MAX).then_some(prompt))
+            .collect();
+        let lengths = held.progress.lengths();
+        let fits = |(prompt, length): (&Option<usize>, &usize)| prompt.is_none_or(|p| p <= *length);
+        if prompts.len() != lengths.len() || !prompts.iter().zip(lengths).all(fits) {
+            return Err(wrong("prompts", "they do not fit the lengths"));
+        }
+        let policy = self.policy.restored(state, &held)?;
+        *self = Self {
+            held,
+            policy,
+            turn: Turn {
+                prompts,
+                ..Turn::default()
+            },
+            draft: None,
+        };
         Ok(())
     }
 
@@ -311,6 +467,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         self.held.clear();
         self.policy.clear();
         self.turn = Turn::default();
+        self.draft = None;
     }
 
     fn fork(&self) -> Box<dyn CacheBackend> {

@@ -3,13 +3,42 @@
 
 use crate::cache::CacheBackend;
 
-/// Every method of the trait but `fork`, done by `$inner`.
-macro_rules! methods {
-    ($self:ident => $inner:expr) => {
+/// The methods of [`CacheBackend`] that a wrapper leaves to the backend inside it, by name.
+///
+/// ```
+/// use kv_direct::{cache::{CacheBackend, CacheError, Step}, forward_backend};
+///
+/// /// Counts the steps of a backend.
+/// #[derive(Debug)]
+/// struct Counted<C> {
+///     inner: C,
+///     steps: usize,
+/// }
+///
+/// impl<C: CacheBackend> CacheBackend for Counted<C> {
+///     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+///         self.inner.begin(step)?;
+///         self.steps += 1;
+///         Ok(())
+///     }
+///
+///     forward_backend!(self => self.inner; keys_values wants observe commit questions life clear fork);
+/// }
+/// ```
+///
+/// `questions` stands for `position`, `kept`, `memory` and `rows`; `life` for `truncate_rows`, `truncate`,
+/// `checkpoint`, `restore`, `accept`, `select_rows`, `park`, `state` and `set_state`.
+#[macro_export]
+macro_rules! forward_backend {
+    ($self:ident => $inner:expr; $($method:ident)+) => {$(
+        $crate::forward_backend!(@ $method $self $inner);
+    )+};
+    (@ begin $self:ident $inner:expr) => {
         fn begin(&mut $self, step: &$crate::cache::Step) -> Result<(), $crate::cache::CacheError> {
             $inner.begin(step)
         }
-
+    };
+    (@ keys_values $self:ident $inner:expr) => {
         fn keys_values(
             &mut $self,
             layer: $crate::cache::LayerIndex,
@@ -17,19 +46,31 @@ macro_rules! methods {
         ) -> Result<$crate::cache::KeysValues, $crate::cache::CacheError> {
             $inner.keys_values(layer, span)
         }
-
-        fn wants(&$self, layer: $crate::cache::LayerIndex, step: &$crate::cache::Step) -> $crate::cache::Observation {
+    };
+    (@ wants $self:ident $inner:expr) => {
+        fn wants(
+            &$self,
+            layer: $crate::cache::LayerIndex,
+            step: &$crate::cache::Step,
+        ) -> $crate::cache::Observation {
             $inner.wants(layer, step)
         }
-
-        fn observe(&mut $self, layer: $crate::cache::LayerIndex, seen: $crate::cache::Observed) -> Result<(), $crate::cache::CacheError> {
+    };
+    (@ observe $self:ident $inner:expr) => {
+        fn observe(
+            &mut $self,
+            layer: $crate::cache::LayerIndex,
+            seen: $crate::cache::Observed,
+        ) -> Result<(), $crate::cache::CacheError> {
             $inner.observe(layer, seen)
         }
-
+    };
+    (@ commit $self:ident $inner:expr) => {
         fn commit(&mut $self) -> Result<(), $crate::cache::CacheError> {
             $inner.commit()
         }
-
+    };
+    (@ questions $self:ident $inner:expr) => {
         fn position(&$self, row: usize) -> usize {
             $inner.position(row)
         }
@@ -42,12 +83,55 @@ macro_rules! methods {
             $inner.memory()
         }
 
+        fn rows(&$self) -> usize {
+            $inner.rows()
+        }
+    };
+    (@ life $self:ident $inner:expr) => {
+        fn truncate_rows(&mut $self, to: &[usize]) -> Result<(), $crate::cache::CacheError> {
+            $inner.truncate_rows(to)
+        }
+
         fn truncate(&mut $self, to: usize) -> Result<(), $crate::cache::CacheError> {
             $inner.truncate(to)
         }
 
+        fn checkpoint(&mut $self) -> Result<(), $crate::cache::CacheError> {
+            $inner.checkpoint()
+        }
+
+        fn restore(&mut $self) -> Result<(), $crate::cache::CacheError> {
+            $inner.restore()
+        }
+
+        fn accept(&mut $self) -> Result<(), $crate::cache::CacheError> {
+            $inner.accept()
+        }
+
+        fn select_rows(&mut $self, rows: &[usize]) -> Result<(), $crate::cache::CacheError> {
+            $inner.select_rows(rows)
+        }
+
+        fn park(&mut $self) -> Result<(), $crate::cache::CacheError> {
+            $inner.park()
+        }
+
+        fn state(&$self) -> Result<$crate::cache::State, $crate::cache::CacheError> {
+            $inner.state()
+        }
+
+        fn set_state(&mut $self, state: &$crate::cache::State) -> Result<(), $crate::cache::CacheError> {
+            $inner.set_state(state)
+        }
+    };
+    (@ clear $self:ident $inner:expr) => {
         fn clear(&mut $self) {
             $inner.clear();
+        }
+    };
+    (@ fork $self:ident $inner:expr) => {
+        fn fork(&$self) -> Box<dyn $crate::cache::CacheBackend> {
+            $inner.fork()
         }
     };
 }
@@ -58,11 +142,10 @@ macro_rules! forward {
         where
             C: CacheBackend + ?Sized,
         {
-            methods!(self => (**self));
-
-            fn fork(&self) -> Box<dyn CacheBackend> {
-                (**self).fork()
-            }
+            forward_backend!(
+                self => (**self);
+                begin keys_values wants observe commit questions life clear fork
+            );
         }
     )*};
 }
@@ -73,7 +156,10 @@ forward!(&mut C, Box<C>);
 macro_rules! backend {
     ($type:ty) => {
         impl $crate::cache::CacheBackend for $type {
-            $crate::cache::forward::methods!(self => self.0);
+            $crate::forward_backend!(
+                self => self.0;
+                begin keys_values wants observe commit questions life clear
+            );
 
             fn fork(&self) -> Box<dyn $crate::cache::CacheBackend> {
                 Box::new(Self(self.0.clone()))
@@ -82,4 +168,4 @@ macro_rules! backend {
     };
 }
 
-pub(crate) use {backend, methods};
+pub(crate) use backend;

@@ -1,9 +1,10 @@
 //! `FullKv`: keeps everything; the reference every other backend is measured against.
 
 use crate::cache::{
-    ModelShape,
+    CacheError, ModelShape, State,
     evicting::{Evicting, Policy},
     forward::backend,
+    layered::Layered,
 };
 
 /// Keeps the keys and values of every token in every layer, or of every token that a later one can
@@ -32,7 +33,17 @@ pub struct FullKv(Evicting<Everything>);
 #[derive(Debug, Clone)]
 struct Everything;
 
-impl Policy for Everything {}
+impl Policy for Everything {
+    const NAME: &'static str = "full_kv";
+
+    fn options(&self) -> String {
+        String::new()
+    }
+
+    fn restored(&self, _: &State, held: &Layered) -> Result<Self, CacheError> {
+        held.all_held().map(|()| Self)
+    }
+}
 
 impl FullKv {
     /// An empty cache for a model of this shape.

@@ -1,5 +1,7 @@
 //! Scores of the query heads that share a KV head, as one.
 
+use std::fmt;
+
 /// How the scores of the query heads that share a KV head become one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -11,6 +13,16 @@ pub enum Group {
     Sum,
     /// The largest.
     Max,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mean => "mean",
+            Self::Sum => "sum",
+            Self::Max => "maximum",
+        })
+    }
 }
 
 impl Group {

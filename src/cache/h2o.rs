@@ -95,7 +95,22 @@ backend!(H2o);
 struct HeavyHitters(H2oConfig);
 
 impl Policy for HeavyHitters {
+    const NAME: &'static str = "h2o";
     const PER_HEAD: bool = true;
+
+    fn options(&self) -> String {
+        let H2oConfig {
+            budget,
+            recent,
+            sinks,
+            group,
+        } = &self.0;
+        format!("budget {budget}, recent {recent}, sinks {sinks}, {group} of a group")
+    }
+
+    fn observes(&self) -> bool {
+        true
+    }
 
     fn wants(&self, _: &Turn) -> Observation {
         Observation::ColumnSums

@@ -32,6 +32,12 @@ pub(crate) fn weakest(
     slots
 }
 
+/// Makes what is held by batch row that of these rows; a row without an entry has the default.
+pub(crate) fn select<T: Clone + Default>(held: &mut Vec<T>, rows: &[usize]) {
+    let of = |&row: &usize| held.get(row).cloned().unwrap_or_default();
+    *held = rows.iter().map(of).collect();
+}
+
 #[derive(PartialEq)]
 struct TotalOrder(f32);
 

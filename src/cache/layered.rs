@@ -3,7 +3,10 @@
 //! Layers with a window look after themselves here, so that a policy is about the others alone.
 
 use crate::{
-    cache::{CacheError, Kept, LayerIndex, ModelShape, Span, Step, progress::Progress, rows::Rows},
+    cache::{
+        CacheError, Kept, LayerIndex, ModelShape, Span, State, Step, progress::Progress,
+        rows::Rows, state::wrong,
+    },
     memory::MemoryReport,
 };
 
@@ -35,7 +38,7 @@ impl Layered {
         self.progress.begin(step)?;
         self.peak = 0;
         for layer in 0..self.layers.len() {
-            let moved = self.layers[layer].slide(self.progress.lengths());
+            let moved = self.layers[layer].slide(&self.progress.verified());
             if moved > 0 {
                 self.peak = self.peak.max(moved + self.memory().total());
             }
@@ -88,24 +91,65 @@ impl Layered {
     /// and that no batch row gets shorter than `oldest(row, length)`, where a policy let go.
     pub(crate) fn can_truncate(
         &self,
-        to: usize,
+        to: &[usize],
         oldest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
+        if self.progress.is_draft() {
+            return Ok(());
+        }
         Rows::reachable(&self.layers, self.progress.lengths(), to, oldest)
     }
 
-    /// Forgets the tokens from `to` on; everything if that is all.
-    pub(crate) fn truncate(&mut self, to: usize) {
-        if to == 0 {
-            return self.clear();
+    /// Takes every batch row back to its length in `to`.
+    pub(crate) fn truncate(&mut self, to: &[usize]) {
+        // Within a draft slots stay where they are: what its queries saw is told by slot.
+        let settle = !self.progress.is_draft();
+        for rows in &mut self.layers {
+            rows.cut(self.progress.lengths(), to, settle);
         }
         self.progress.truncate(to);
         self.peak = 0;
-        for rows in &mut self.layers {
-            rows.retain(|_, position| position < to);
-            rows.scrub();
-            rows.shrink();
+    }
+
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        self.layers
+            .iter_mut()
+            .for_each(|layer| layer.select_rows(rows));
+        self.progress.select_rows(rows);
+        self.peak = 0;
+    }
+
+    /// Adds lengths and rows to a state.
+    pub(crate) fn write(&self, state: &mut State) {
+        state.insert_positions("lengths", self.progress.lengths().iter().copied());
+        for (layer, rows) in self.layers.iter().enumerate() {
+            rows.write(layer, state);
+        }
+    }
+
+    /// The same kind of layers with lengths and rows of a state.
+    pub(crate) fn restored(&self, state: &State) -> Result<Self, CacheError> {
+        let lengths = state.lengths()?;
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.map(|(layer, rows)| rows.restored(layer, &lengths, &self.shape, state));
+        Ok(Self {
+            shape: self.shape.clone(),
+            layers: layers.collect::<Result<_, _>>()?,
+            progress: Progress::at(lengths),
+            peak: 0,
+        })
+    }
+
+    /// Checks that no row is missing in a layer that shows all keys.
+    pub(crate) fn all_held(&self) -> Result<(), CacheError> {
+        let lengths = self.progress.lengths();
+        let missing = |(layer, rows): &(usize, &Rows)| {
+            !self.shape.slides(*layer) && !rows.are_newest(lengths, |row| lengths[row])
+        };
+        match self.layers.iter().enumerate().find(missing) {
+            Some((layer, _)) => Err(wrong(&format!("layer.{layer}.slots"), "a row is missing")),
+            None => Ok(()),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Where a cache stands: tokens taken in, and how far the current step has come. Every backend
-//! keeps one, so that all refuse the same things in the same words.
+//! Where a cache stands: tokens taken in, how far the current step has come, and the open checkpoint.
+//! Every backend keeps one, so that all refuse the same things in the same words.
 
 use crate::cache::{CacheError, LayerIndex, ModelShape, Span, Step};
 
@@ -11,6 +11,8 @@ pub(crate) struct Progress {
     open: Option<(Step, usize)>,
     /// Whether a layer of the open step failed.
     failed: bool,
+    /// Tokens taken in when the open checkpoint was set; rows that came later had none.
+    draft: Option<Vec<usize>>,
 }
 
 impl Progress {
@@ -121,20 +123,102 @@ impl Progress {
         }
     }
 
-    /// Checks that a truncation makes sense; [`truncate`](Self::truncate) then carries it out.
-    pub(crate) fn can_truncate(&self, to: usize) -> Result<(), CacheError> {
+    /// Opens a draft at the present lengths.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), CacheError> {
+        self.undrafted()?;
+        self.draft = Some(self.lengths.clone());
+        Ok(())
+    }
+
+    /// Refuses while a draft or a step is open.
+    pub(crate) fn undrafted(&self) -> Result<(), CacheError> {
         self.settled()?;
-        let longest = self.lengths.iter().copied().max().unwrap_or(0);
-        if to > longest {
-            Err(CacheError::TruncateBeyond { to, longest })
+        if self.draft.is_some() {
+            Err(CacheError::CheckpointOpen)
         } else {
             Ok(())
         }
     }
 
-    pub(crate) fn truncate(&mut self, to: usize) {
-        for length in &mut self.lengths {
-            *length = to.min(*length);
+    /// Refuses unless a draft is open and no step is; answers where each batch row stood when it began.
+    pub(crate) fn drafted(&self) -> Result<Vec<usize>, CacheError> {
+        self.settled()?;
+        if self.draft.is_none() {
+            return Err(CacheError::NoCheckpoint);
+        }
+        Ok(self.verified())
+    }
+
+    pub(crate) const fn is_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    /// Whether there was a batch when the draft began.
+    pub(crate) fn has_batch_before_draft(&self) -> bool {
+        self.draft
+            .as_ref()
+            .is_some_and(|lengths| !lengths.is_empty())
+    }
+
+    pub(crate) fn end_draft(&mut self) {
+        self.draft = None;
+    }
+
+    /// Tokens of every batch row that nothing may take back: those before the draft, or all.
+    pub(crate) fn verified(&self) -> Vec<usize> {
+        let mut verified = self.draft.clone().unwrap_or_else(|| self.lengths.clone());
+        verified.resize(self.lengths.len(), 0);
+        verified
+    }
+
+    /// Checks that a truncation makes sense; [`truncate`](Self::truncate) then carries it out. Within a
+    /// draft it goes back to where that began, and to nothing.
+    pub(crate) fn can_truncate(&self, to: &[usize]) -> Result<(), CacheError> {
+        self.settled()?;
+        if to.len() != self.lengths.len() {
+            return Err(CacheError::Rows {
+                expected: self.lengths.len(),
+                found: to.len(),
+            });
+        }
+        let mut rows = to.iter().zip(&self.lengths);
+        if let Some((&to, &longest)) = rows.find(|(to, length)| to > length) {
+            return Err(CacheError::TruncateBeyond { to, longest });
+        }
+        if self.draft.is_some() && to.iter().any(|&to| to > 0) {
+            let verified = self.verified();
+            let mut rows = to.iter().zip(verified).enumerate();
+            if let Some((row, (&to, oldest))) = rows.find(|(_, (to, oldest))| *to < oldest) {
+                return Err(CacheError::Irreversible { row, to, oldest });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every batch row back to its length in `to`.
+    pub(crate) fn truncate(&mut self, to: &[usize]) {
+        self.lengths = to.to_vec();
+    }
+
+    /// Checks a choice of batch rows; [`select_rows`](Self::select_rows) then carries it out.
+    pub(crate) fn can_select_rows(&self, rows: &[usize]) -> Result<(), CacheError> {
+        self.undrafted()?;
+        let held = self.lengths.len();
+        match rows.iter().find(|&&row| row >= held) {
+            Some(&row) => Err(CacheError::NoRow { row, rows: held }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        self.lengths = rows.iter().map(|&row| self.lengths[row]).collect();
+    }
+
+    /// Where a cache stands that took in these tokens by batch row.
+    pub(crate) fn at(lengths: Vec<usize>) -> Self {
+        Self {
+            lengths,
+            ..Self::default()
         }
     }
 
@@ -145,6 +229,17 @@ impl Progress {
 
     pub(crate) fn length(&self, row: usize) -> usize {
         self.lengths.get(row).copied().unwrap_or(0)
+    }
+
+    /// Tokens that the open step brings to every row.
+    pub(crate) fn adding(&self) -> Vec<usize> {
+        let open = self.open.as_ref();
+        open.map_or_else(Vec::new, |(step, _)| step.tokens().lengths())
+    }
+
+    /// Tokens of the row to which the open step brings most.
+    pub(crate) fn widest(&self) -> usize {
+        self.adding().into_iter().max().unwrap_or(0)
     }
 
     /// Tokens by row once the open step is committed.

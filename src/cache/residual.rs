@@ -3,17 +3,21 @@
 //! but needs one per layer; here the token id is enough, or a residual per layer is kept).
 
 mod config;
+mod park;
 mod prefix;
 mod rebuild;
 
 use burn::tensor::Device;
 
-pub use self::config::{Floor, ResidualConfig};
 use self::prefix::{Prefix, Residuals};
+pub use self::{
+    config::{Floor, ResidualConfig},
+    park::Resuming,
+};
 use crate::{
     cache::{
-        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, Step, TokenIds,
-        progress::Progress, rows::Rows,
+        CacheBackend, CacheError, Entry, Kept, KeysValues, LayerIndex, ModelShape, Span, State,
+        Step, TokenIds, progress::Progress, rows::Rows, state::wrong,
     },
     exact::conformance::{Conformance, Subject},
     memory::MemoryReport,
@@ -129,6 +133,73 @@ impl ResidualCheckpoint {
         Ok(Self::empty(shape, config.hot, config.floor))
     }
 
+    /// A state of this kind without entries.
+    fn kind(&self) -> State {
+        let rows = match self.hot {
+            usize::MAX => "all rows".into(),
+            hot => format!("{hot} rows"),
+        };
+        let floor = match self.floor {
+            Floor::Tokens => "token ids",
+            Floor::Residuals => "residuals",
+        };
+        State::new("residual", &format!("{rows} above {floor}"), &self.shape)
+    }
+
+    /// A cache like this one with what a state holds.
+    fn restored(&self, state: &State) -> Result<Self, CacheError> {
+        let mut cache = Self::empty(&self.shape, self.hot, self.floor);
+        let lengths = state.lengths()?;
+        if self.floor == Floor::Tokens {
+            let mut ids = state.ids("ids")?;
+            if lengths.iter().sum::<usize>() != ids.len() {
+                return Err(wrong("ids", "there is not one for every token"));
+            }
+            let rows = lengths.iter().map(|&length| {
+                let (row, rest) = ids.split_at(length);
+                ids = rest;
+                row.to_vec()
+            });
+            cache.tokens = rows.collect();
+            cache.emptied = state.integers("emptied")? == [1];
+        }
+        for layer in 0..self.shape.layers() {
+            let slots = || format!("layer.{layer}.slots");
+            let rows = self.layers[layer].restored(layer, &lengths, &self.shape, state)?;
+            if self.shape.slides(layer) {
+                // Only above token ids a window's rows can be rebuilt.
+                let rebuilt = cache.emptied && rows.capacity() == 0;
+                if !rebuilt && !lengths.is_empty() && rows.capacity() == 0 {
+                    return Err(wrong(
+                        &slots(),
+                        "the rows of a layer with a window are missing",
+                    ));
+                }
+            } else if !rows.are_newest(&lengths, |_| 0) {
+                return Err(wrong(&slots(), "the rows held are not the newest"));
+            }
+            cache.layers[layer] = rows;
+            if self.floor == Floor::Residuals && !self.shape.slides(layer) {
+                cache.residuals[layer] = Residuals::restored(layer, &lengths, &self.shape, state)?;
+            }
+        }
+        let full = cache.layers.iter().filter(|rows| !rows.slides());
+        let held = |rows: &Rows| {
+            (0..lengths.len())
+                .map(|row| rows.used(row))
+                .collect::<Vec<_>>()
+        };
+        let mut held = full.map(held);
+        if let Some(first) = held.next() {
+            if held.any(|other| other != first) {
+                return Err(wrong("slots", "the layers do not hold the same rows"));
+            }
+        }
+        drop(held);
+        cache.progress = Progress::at(lengths);
+        Ok(cache)
+    }
+
     fn empty(shape: &ModelShape, hot: usize, floor: Floor) -> Self {
         Self {
             shape: shape.clone(),
@@ -156,7 +227,7 @@ impl CacheBackend for ResidualCheckpoint {
         self.progress.begin(step)?;
         (self.scratch_peak, self.sliding_peak) = (0, 0);
         for layer in 0..self.layers.len() {
-            let moved = self.layers[layer].slide(self.progress.lengths());
+            let moved = self.layers[layer].slide(&self.progress.verified());
             if moved > 0 {
                 self.sliding_peak = self.sliding_peak.max(moved + self.memory().total());
             }
@@ -246,12 +317,16 @@ impl CacheBackend for ResidualCheckpoint {
         report
     }
 
-    /// As [`CacheBackend::truncate`]. With [`Floor::Tokens`] every length can be reached; where a window
+    fn rows(&self) -> usize {
+        self.progress.lengths().len()
+    }
+
+    /// As [`CacheBackend::truncate_rows`]. With [`Floor::Tokens`] every length can be reached; where a window
     /// has let go of rows that are needed there, the next step rebuilds those of all layers. With
     /// [`Floor::Residuals`] that is refused with [`Irreversible`](CacheError::Irreversible).
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
+    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
-        if to == 0 {
+        if to.iter().all(|&to| to == 0) {
             self.clear();
             return Ok(());
         }
@@ -264,17 +339,90 @@ impl CacheBackend for ResidualCheckpoint {
                 .for_each(|rows| *rows = rows.emptied());
             self.emptied = true;
         }
+        for rows in &mut self.layers {
+            rows.cut(self.progress.lengths(), to, !self.progress.is_draft());
+        }
         self.progress.truncate(to);
         (self.scratch_peak, self.sliding_peak) = (0, 0);
         self.tokens.truncate(to);
-        for rows in &mut self.layers {
-            rows.retain(|_, position| position < to);
-            rows.scrub();
-            rows.shrink();
-        }
+        let longest = to.iter().copied().max().unwrap_or(0);
         self.residuals
             .iter_mut()
-            .for_each(|residuals| residuals.truncate(to));
+            .for_each(|residuals| residuals.truncate(longest));
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<(), CacheError> {
+        self.progress.checkpoint()
+    }
+
+    fn restore(&mut self) -> Result<(), CacheError> {
+        let to = self.progress.drafted()?;
+        if !self.progress.has_batch_before_draft() {
+            self.clear();
+            return Ok(());
+        }
+        self.truncate_rows(&to)?;
+        self.progress.end_draft();
+        Ok(())
+    }
+
+    fn accept(&mut self) -> Result<(), CacheError> {
+        self.progress.drafted()?;
+        self.progress.end_draft();
+        Ok(())
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
+        self.progress.can_select_rows(rows)?;
+        if rows.is_empty() {
+            self.clear();
+        } else if !rows.iter().copied().eq(0..self.rows()) {
+            self.layers
+                .iter_mut()
+                .for_each(|layer| layer.select_rows(rows));
+            self.residuals
+                .iter_mut()
+                .for_each(|residuals| residuals.select_rows(rows));
+            if self.floor == Floor::Tokens {
+                self.tokens = rows
+                    .iter()
+                    .map(|&row| self.tokens.row(row).to_vec())
+                    .collect();
+            }
+            self.progress.select_rows(rows);
+            (self.scratch_peak, self.sliding_peak) = (0, 0);
+        }
+        Ok(())
+    }
+
+    /// Holds nothing but token ids until the next step, or [`resume`](Self::resume), with
+    /// [`Floor::Tokens`]; the residuals, and the rows of layers with a window, with [`Floor::Residuals`].
+    fn park(&mut self) -> Result<(), CacheError> {
+        self.progress.settled()?;
+        self.fall();
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State, CacheError> {
+        self.progress.undrafted()?;
+        let mut state = self.kind();
+        state.insert_positions("lengths", self.progress.lengths().iter().copied());
+        for (layer, rows) in self.layers.iter().enumerate() {
+            rows.write(layer, &mut state);
+            self.residuals[layer].write(layer, &mut state);
+        }
+        if self.floor == Floor::Tokens {
+            let ids = self.tokens.iter().flatten().copied();
+            state.insert("ids", Entry::Ids(ids.collect()));
+            state.insert("emptied", Entry::Integers(vec![u64::from(self.emptied)]));
+        }
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        state.check(&self.kind())?;
+        *self = self.restored(state)?;
         Ok(())
     }
 

@@ -3,11 +3,13 @@
 
 mod gather;
 mod sliding;
+mod stored;
 
 use std::{fmt, num::NonZeroUsize, ops::Range};
 
 use burn::tensor::Tensor;
 
+pub(crate) use self::gather::index;
 use crate::{
     cache::{
         CacheError, KeysValues, Projection,
@@ -87,11 +89,12 @@ impl Rows {
         self.window.is_some()
     }
 
-    /// Rows with `slots` free slots, for a batch like that of `like`.
-    pub(crate) fn with_slots(slots: usize, like: &Projection) -> Self {
-        let mut rows = Self::default();
-        rows.grow(slots, &like.keys);
-        rows
+    /// Makes room for `slots` slots, as far as the limit goes, for a batch like that of `like`.
+    pub(crate) fn reserve(&mut self, slots: usize, like: &Projection) {
+        let slots = self.limit.map_or(slots, |limit| slots.min(limit));
+        if slots > self.capacity() {
+            self.grow(slots, &like.keys);
+        }
     }
 
     /// Stores every row of `new` that has a position, in place unless the buffers must grow. Answers
@@ -221,15 +224,24 @@ impl Rows {
         self.buffers = Some((keys.slice_assign(at, new.swap_dims(2, 3)), values));
     }
 
-    /// Overwrites free slots with zeros: what a taken-back call left there may not be finite.
-    pub(crate) fn scrub(&mut self) {
+    /// Takes every batch row back from its length to that in `to`. Freed slots are overwritten with zeros:
+    /// what a call left there that was taken back may not be finite. Rows that stay are not touched,
+    /// unless half of the buffers is no longer needed and `settle` allows to give it back.
+    pub(crate) fn cut(&mut self, lengths: &[usize], to: &[usize], settle: bool) {
+        let lists = self.lists();
+        let slots = self.slots.iter_mut().enumerate();
+        let freed: Vec<Vec<Range<usize>>> = slots
+            .map(|(list, slots)| slots.cut(to[list / lists], lengths[list / lists]))
+            .collect();
+        for (from, _) in self.from.iter_mut().zip(to).filter(|(_, to)| **to == 0) {
+            *from = 0;
+        }
         let Some((mut keys, mut values)) = self.buffers.take() else {
             return;
         };
-        let [_, kv_heads, width, _] = keys.dims();
-        let unused: Vec<_> = self.slots.iter().map(Slots::unused).collect();
-        for (rows, heads, list) in parts(&unused, self.lists(), kv_heads) {
-            for free in &unused[list] {
+        let [_, kv_heads, width, capacity] = keys.dims();
+        for (rows, heads, list) in parts(&freed, lists, kv_heads) {
+            for free in &freed[list] {
                 let at = [rows.clone(), heads.clone(), 0..width, free.clone()];
                 keys = keys.slice_fill(at, 0.0f32);
                 let at = [rows.clone(), heads.clone(), free.clone(), 0..width];
@@ -237,6 +249,33 @@ impl Rows {
             }
         }
         self.buffers = Some((keys, values));
+        let used = self.slots.iter().map(Slots::used).max().unwrap_or(0);
+        if settle && (used + 1).next_multiple_of(PIECE) <= capacity / 2 {
+            self.shrink();
+        }
+    }
+
+    /// Makes the batch these rows of it, in this order; a row may come more than once.
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        let lists = self.lists();
+        let of_row = |&row: &usize| {
+            let slots = self.slots.get(row * lists..(row + 1) * lists);
+            slots.unwrap_or_default().to_vec()
+        };
+        self.slots = rows.iter().flat_map(of_row).collect();
+        self.from = rows
+            .iter()
+            .filter_map(|&row| self.from.get(row).copied())
+            .collect();
+        self.buffers = self
+            .buffers
+            .take()
+            .filter(|_| !rows.is_empty())
+            .map(|(keys, values)| {
+                let index = index(rows, &keys.device());
+                (keys.select(0, index.clone()), values.select(0, index))
+            });
+        self.shrink();
     }
 
     /// Positions held, rising, by batch row and, where they differ, by KV head.
@@ -256,6 +295,13 @@ impl Rows {
     /// Rows held in one batch row, by its first head.
     pub(crate) fn used(&self, row: usize) -> usize {
         self.slots.get(row * self.lists()).map_or(0, Slots::used)
+    }
+
+    /// Whether the first slots of a batch row hold its first rows, this many, in order.
+    pub(crate) fn starts_with(&self, row: usize, count: usize) -> bool {
+        let slots = self.slots.get(row * self.lists()).map(AsRef::as_ref);
+        let first = slots.and_then(|slots| slots.get(..count));
+        first.is_some_and(|first| first.iter().copied().eq(0..count))
     }
 
     /// Slots of the buffers.

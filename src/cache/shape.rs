@@ -1,6 +1,6 @@
 //! What a cache needs to know of a model.
 
-use std::num::NonZeroUsize;
+use std::{fmt, num::NonZeroUsize};
 
 use burn::tensor::DType;
 
@@ -140,5 +140,29 @@ impl ModelShape {
     #[must_use]
     pub fn residuals_per_token(&self) -> usize {
         self.hidden * self.full_layers() * self.dtype.size()
+    }
+}
+
+/// Everything a cache must agree on to take over the rows of another.
+impl fmt::Display for ModelShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layers, hidden) = (self.layers(), self.hidden);
+        let KernelShapes {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.kernels;
+        let dtype = self.dtype.name();
+        write!(
+            f,
+            "{layers} layers of {hidden} in {dtype}, {heads} heads, {kv_heads} KV heads of {head_dim}"
+        )?;
+        for (layer, window) in self.windows.iter().enumerate() {
+            if let Some(window) = window {
+                write!(f, ", window {window} at layer {layer}")?;
+            }
+        }
+        Ok(())
     }
 }

@@ -50,6 +50,65 @@ impl Slots {
         }
     }
 
+    /// Slots that hold what they held when a state was written: positions of a row of `length` tokens.
+    /// `base` where slots stand for positions. What cannot be is refused with the reason.
+    pub(crate) fn restored(
+        held: &[usize],
+        scores: &[f32],
+        base: Option<Option<usize>>,
+        length: usize,
+    ) -> Result<Self, &'static str> {
+        let mut taken: Vec<usize> = held
+            .iter()
+            .copied()
+            .filter(|&position| position != Positions::EMPTY)
+            .collect();
+        taken.sort_unstable();
+        if taken.last().is_some_and(|&last| last >= length) {
+            return Err("a slot holds a position beyond the tokens taken in");
+        }
+        if taken.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("two slots hold one position");
+        }
+        let placement = match base {
+            None => Placement::default(),
+            Some(base) => {
+                let anchored = |(slot, &position): (usize, &usize)| {
+                    position == Positions::EMPTY
+                        || base.is_some_and(|base| base.checked_add(slot) == Some(position))
+                };
+                if !held.iter().enumerate().all(anchored)
+                    || base.is_some_and(|base| base % PIECE != 0)
+                {
+                    return Err("a slot does not stand for its position");
+                }
+                Placement::Anchored {
+                    base: base.filter(|_| !taken.is_empty()),
+                }
+            }
+        };
+        Ok(Self {
+            held: held.to_vec(),
+            used: taken.len(),
+            placement,
+            scores: scores.to_vec(),
+        })
+    }
+
+    /// The position of the first slot, where slots stand for positions.
+    pub(crate) const fn base(&self) -> Option<usize> {
+        match self.placement {
+            Placement::Lowest { .. } => None,
+            Placement::Anchored { base } => base,
+        }
+    }
+
+    /// Whether every one of these positions is held.
+    pub(crate) fn holds_all(&self, positions: Range<usize>) -> bool {
+        let held = self.held.iter().filter(|held| positions.contains(held));
+        held.count() == positions.len()
+    }
+
     /// Makes it `slots` slots, the new ones free.
     pub(crate) fn grow(&mut self, slots: usize) {
         self.held.resize(slots, Positions::EMPTY);
@@ -191,16 +250,31 @@ impl Slots {
             .collect()
     }
 
-    /// The free slots, stretch by stretch.
-    pub(crate) fn unused(&self) -> Vec<Range<usize>> {
-        let mut free: Vec<Range<usize>> = Vec::new();
-        for slot in (0..self.held.len()).filter(|&slot| self.held[slot] == Positions::EMPTY) {
-            match free.last_mut() {
+    /// Frees the slots of positions `to .. length`, the newest there are, and answers which, stretch by
+    /// stretch. Where tokens stand in their order only these slots are looked at.
+    pub(crate) fn cut(&mut self, to: usize, length: usize) -> Vec<Range<usize>> {
+        let base = match self.placement {
+            Placement::Lowest { .. } => 0,
+            Placement::Anchored { base } => base.unwrap_or(0),
+        };
+        let newest = to.saturating_sub(base)..length.saturating_sub(base);
+        let in_order = self.held.get(newest.clone()).is_some_and(|held| {
+            let mut held = held.iter().zip(newest.start + base..);
+            to >= base && held.all(|(&position, expected)| position == expected)
+        });
+        let look_at = if in_order { newest } else { 0..self.held.len() };
+        let mut freed: Vec<Range<usize>> = Vec::new();
+        for slot in look_at {
+            if self.held[slot] == Positions::EMPTY || self.held[slot] < to {
+                continue;
+            }
+            self.free_slot(slot);
+            match freed.last_mut() {
                 Some(range) if range.end == slot => range.end += 1,
-                _ => free.push(slot..slot + 1),
+                _ => freed.push(slot..slot + 1),
             }
         }
-        free
+        freed
     }
 
     /// Number of slots in use.
@@ -290,9 +364,29 @@ mod tests {
                 }
             ]
         );
-        assert_eq!((slots.used(), slots.unused().pop()), (2, Some(2..3)));
+        assert_eq!((slots.used(), slots.end()), (2, 2));
         slots.retain(|position| position == 8);
-        assert_eq!((slots.used(), slots.unused()), (1, vec![0..1, 2..3]));
+        assert_eq!((slots.used(), slots.as_ref()), (1, &[pad, 8, pad][..]));
+    }
+
+    #[test]
+    fn the_newest_positions_are_cut_off_wherever_they_stand() {
+        let mut slots = Slots::default();
+        slots.grow(6);
+        slots.take(&[0, 1, 2, 3, 4]);
+        assert_eq!(slots.cut(3, 5), [3..5], "in order");
+        slots.take(&[3]);
+        slots.retain(|position| position != 0);
+        slots.take(&[4, 5]);
+        assert_eq!(slots.as_ref()[..5], [4, 1, 2, 3, 5]);
+        assert_eq!(slots.cut(3, 6), [0..1, 3..5], "out of order");
+        assert_eq!((slots.kept(), slots.used()), (vec![1, 2], 2));
+        assert_eq!(slots.take(&[3])[0].to, 0);
+        let mut slots = Slots::anchored();
+        slots.grow(PIECE);
+        slots.take(&[PIECE + 2, PIECE + 3]);
+        assert_eq!(slots.cut(PIECE + 3, PIECE + 4), [3..4]);
+        assert_eq!(slots.cut(0, PIECE + 3), [2..3], "to nothing");
     }
 
     #[test]

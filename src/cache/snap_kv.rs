@@ -5,11 +5,13 @@ use std::ops::Range;
 
 use crate::{
     cache::{
-        Budget, CacheError, Group, ModelShape, Observation,
+        Budget, CacheError, Entry, Group, ModelShape, Observation, State,
         evicting::{Evicting, Policy, Seen, Turn},
         forward::backend,
-        keep::{pooled, weakest},
+        keep::{pooled, select, weakest},
+        layered::Layered,
         rows::Rows,
+        state::wrong,
     },
     memory::MemoryReport,
 };
@@ -155,8 +157,35 @@ impl PromptWindow {
     }
 }
 
+/// The entry of a state for a layer and batch row.
+fn name(layer: usize, row: usize, part: &str) -> String {
+    format!("layer.{layer}.{part}.{row}")
+}
+
 impl Policy for PromptWindow {
+    const NAME: &'static str = "snap_kv";
     const PER_HEAD: bool = true;
+
+    fn options(&self) -> String {
+        let SnapKvConfig {
+            budget,
+            window,
+            kernel,
+            pooling,
+            group,
+        } = &self.config;
+        let pooling = match pooling {
+            Pooling::Average => "average",
+            Pooling::Max => "maximum",
+        };
+        format!(
+            "budget {budget}, window {window}, {pooling} over {kernel} neighbours, {group} of a group"
+        )
+    }
+
+    fn observes(&self) -> bool {
+        true
+    }
 
     fn wants(&self, turn: &Turn) -> Observation {
         let wanted = |row: usize| match turn.prompts[row] {
@@ -170,11 +199,14 @@ impl Policy for PromptWindow {
                         .is_some_and(|b| prompt > b)
             }
         };
-        if (0..turn.after.len()).any(wanted) {
-            Observation::LastRows(self.config.window)
-        } else {
-            Observation::Nothing
+        if !(0..turn.after.len()).any(wanted) {
+            return Observation::Nothing;
         }
+        // What a draft brought after a prompt.
+        let ended = (0..turn.after.len()).filter(|&row| turn.ends_prompt[row]);
+        let behind = ended.map(|row| turn.after[row] - turn.prompts[row].unwrap_or(0));
+        let behind = behind.max().unwrap_or(0);
+        Observation::LastRows(self.config.window.saturating_add(behind))
     }
 
     fn observe(&mut self, layer: usize, rows: &mut Rows, seen: &Seen<'_>, turn: &Turn) {
@@ -186,16 +218,16 @@ impl Policy for PromptWindow {
             if over.is_some_and(|_| !turn.ends_prompt[row]) {
                 continue;
             }
-            let new = (turn.after[row] - turn.before[row]).min(window);
-            let length = turn.after[row];
-            kept.extend(
-                (seen.queries - new.min(seen.queries)..seen.queries).map(|query| {
-                    let heads = 0..seen.heads;
-                    heads
-                        .map(|head| seen.row(row, head, query)[..length].to_vec())
-                        .collect()
-                }),
-            );
+            // What a draft brought after the prompt does not vote.
+            let (before, length) = (turn.before[row], over.unwrap_or(turn.after[row]));
+            let end = seen.queries - (turn.after[row] - length).min(seen.queries);
+            let new = length.saturating_sub(before).min(window).min(end);
+            kept.extend((end - new..end).map(|query| {
+                let heads = 0..seen.heads;
+                heads
+                    .map(|head| seen.row(row, head, query)[..length].to_vec())
+                    .collect()
+            }));
             kept.drain(..kept.len().saturating_sub(window));
         }
         for (row, head, slots) in rows.lists_mut() {
@@ -217,6 +249,72 @@ impl Policy for PromptWindow {
 
     fn settle(&mut self, turn: &Turn) {
         turn.release(&mut self.layers);
+    }
+
+    fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
+        for layer in &mut self.layers {
+            for (kept, (length, to)) in layer.iter_mut().zip(lengths.iter().zip(to)) {
+                if to < length {
+                    *kept = Vec::new();
+                }
+            }
+        }
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) {
+        self.layers.iter_mut().for_each(|kept| select(kept, rows));
+    }
+
+    fn write(&self, state: &mut State) {
+        for (layer, kept) in self.layers.iter().enumerate() {
+            for (row, queries) in kept.iter().enumerate().filter(|(_, q)| !q.is_empty()) {
+                let lengths = queries
+                    .iter()
+                    .map(|heads| heads.first().map_or(0, Vec::len));
+                state.insert_positions(&name(layer, row, "lengths"), lengths);
+                let seen = queries.iter().flatten().flatten().copied().collect();
+                state.insert(name(layer, row, "queries"), Entry::Floats(seen));
+            }
+        }
+    }
+
+    fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
+        let heads = held.shape.kernels.heads;
+        let longest = held.progress.lengths();
+        let read = |layer, row: usize| {
+            let queries = name(layer, row, "queries");
+            if !state.contains(&queries) {
+                return Ok(Vec::new());
+            }
+            let mut seen = state.floats(&queries)?;
+            let lengths = state.positions(&name(layer, row, "lengths"))?;
+            let fits = |&length: &usize| 0 < length && length <= longest[row];
+            let total = lengths
+                .iter()
+                .filter(|length| fits(length))
+                .map(|n| n * heads)
+                .sum::<usize>();
+            if lengths.len() > self.config.window
+                || !lengths.iter().all(fits)
+                || total != seen.len()
+            {
+                return Err(wrong(&queries, "it does not fit the lengths"));
+            }
+            let mut kept: Vec<Row> = Vec::new();
+            for length in lengths {
+                let (query, rest) = seen.split_at(length * heads);
+                kept.push(query.chunks_exact(length).map(<[f32]>::to_vec).collect());
+                seen = rest;
+            }
+            Ok(kept)
+        };
+        let rows = 0..longest.len();
+        let layers =
+            (0..self.layers.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
+        Ok(Self {
+            config: self.config.clone(),
+            layers: layers.collect::<Result<_, CacheError>>()?,
+        })
     }
 
     fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {

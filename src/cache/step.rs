@@ -76,11 +76,16 @@ impl TokenIds {
             .sum()
     }
 
-    pub(crate) fn truncate(&mut self, to: usize) {
-        for row in &mut self.0 {
+    /// Takes every row back to its length in `to`; does nothing where there are no ids.
+    pub(crate) fn truncate(&mut self, to: &[usize]) {
+        for (row, &to) in self.0.iter_mut().zip(to) {
             row.truncate(to);
-            row.shrink_to_fit();
         }
+    }
+
+    /// Gives growth slack back.
+    pub(crate) fn shrink(&mut self) {
+        self.0.iter_mut().for_each(Vec::shrink_to_fit);
     }
 }
 

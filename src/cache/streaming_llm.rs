@@ -4,10 +4,13 @@ use burn::tensor::Tensor;
 
 use crate::{
     cache::{
-        Budget, CacheError, KeysValues, ModelShape, Span,
+        Budget, CacheError, Entry, KeysValues, ModelShape, Span, State,
         evicting::{Evicting, Policy, Turn},
         forward::backend,
+        keep::select,
+        layered::Layered,
         rows::Rows,
+        state::wrong,
     },
     memory::MemoryReport,
     positions::Positions,
@@ -125,8 +128,29 @@ impl std::fmt::Debug for Sinks {
     }
 }
 
+impl Sinks {
+    /// The entry of a state for a layer and batch row.
+    fn name(layer: usize, row: usize) -> String {
+        format!("layer.{layer}.sinks.{row}")
+    }
+}
+
 impl Policy for Sinks {
+    const NAME: &'static str = "streaming_llm";
     const BY_POSITION: bool = true;
+
+    fn options(&self) -> String {
+        let StreamingLlmConfig {
+            sinks,
+            recent,
+            indexing,
+        } = &self.config;
+        let indexing = match indexing {
+            Indexing::CacheIndex => "the cache",
+            Indexing::Original => "the text",
+        };
+        format!("sinks {sinks}, recent {recent}, positions in {indexing}")
+    }
 
     fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
         let recent = self.config.recent.of(prompt).unwrap_or(length);
@@ -156,6 +180,53 @@ impl Policy for Sinks {
             }
         }
         rows.read()
+    }
+
+    fn truncate(&mut self, _: &[usize], to: &[usize]) {
+        for keys in &mut self.keys {
+            for (keys, _) in keys.iter_mut().zip(to).filter(|(_, to)| **to == 0) {
+                *keys = None;
+            }
+        }
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) {
+        self.keys.iter_mut().for_each(|keys| select(keys, rows));
+    }
+
+    fn write(&self, state: &mut State) {
+        for (layer, keys) in self.keys.iter().enumerate() {
+            for (row, keys) in keys.iter().enumerate() {
+                if let Some(keys) = keys {
+                    state.insert(Self::name(layer, row), Entry::Tensor(keys.clone()));
+                }
+            }
+        }
+    }
+
+    fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
+        let (sinks, kernels) = (self.config.sinks, &held.shape.kernels);
+        let lengths = held.progress.lengths();
+        let dims = [1, kernels.kv_heads, sinks, kernels.head_dim];
+        let turns = self.config.indexing == Indexing::CacheIndex && sinks > 0;
+        let read = |layer: usize, row: usize| {
+            let (name, rows) = (Self::name(layer, row), &held.layers[layer]);
+            if turns && rows.used(row) < lengths[row] && !rows.starts_with(row, sinks) {
+                return Err(wrong(
+                    &name,
+                    "rows were dropped, but the first ones are not there",
+                ));
+            }
+            let keys = || state.tensor(&name, dims, held.shape.dtype);
+            state.contains(&name).then(keys).transpose()
+        };
+        let rows = 0..lengths.len();
+        let layers =
+            (0..self.keys.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
+        Ok(Self {
+            config: self.config.clone(),
+            keys: layers.collect::<Result<_, CacheError>>()?,
+        })
     }
 
     fn report(&self, report: &mut MemoryReport) {

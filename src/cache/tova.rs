@@ -2,10 +2,11 @@
 
 use crate::{
     cache::{
-        Budget, CacheError, Group, ModelShape, Observation,
+        Budget, CacheError, Entry, Group, ModelShape, Observation, State,
         evicting::{Evicting, Policy, Seen, Turn},
         forward::backend,
-        keep::weakest,
+        keep::{select, weakest},
+        layered::Layered,
         rows::Rows,
     },
     memory::MemoryReport,
@@ -80,6 +81,11 @@ impl Tova {
 
 backend!(Tova);
 
+/// The entry of a state for a layer and batch row.
+fn name(layer: usize, row: usize) -> String {
+    format!("layer.{layer}.newest.{row}")
+}
+
 #[derive(Debug, Clone)]
 struct NewestQuery {
     config: TovaConfig,
@@ -89,6 +95,21 @@ struct NewestQuery {
 }
 
 impl Policy for NewestQuery {
+    const NAME: &'static str = "tova";
+
+    fn options(&self) -> String {
+        let TovaConfig {
+            budget,
+            protect_last,
+        } = self.config;
+        let protected = if protect_last { "" } else { "not " };
+        format!("budget {budget}, the last row {protected}protected")
+    }
+
+    fn observes(&self) -> bool {
+        true
+    }
+
     fn wants(&self, turn: &Turn) -> Observation {
         let batch = turn.after.len();
         let wanted = |row: usize| match self.config.budget.of(turn.prompts[row]) {
@@ -134,14 +155,46 @@ impl Policy for NewestQuery {
         turn.release(&mut self.newest);
     }
 
-    fn truncate(&mut self, lengths: &[usize], to: usize) {
+    fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
         for newest in &mut self.newest {
-            for (newest, &length) in newest.iter_mut().zip(lengths) {
+            for (newest, (length, to)) in newest.iter_mut().zip(lengths.iter().zip(to)) {
                 if to < length {
                     *newest = Vec::new();
                 }
             }
         }
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) {
+        self.newest
+            .iter_mut()
+            .for_each(|newest| select(newest, rows));
+    }
+
+    fn write(&self, state: &mut State) {
+        for (layer, newest) in self.newest.iter().enumerate() {
+            for (row, scores) in newest.iter().enumerate().filter(|(_, s)| !s.is_empty()) {
+                state.insert(name(layer, row), Entry::Floats(scores.clone()));
+            }
+        }
+    }
+
+    fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
+        let rows = 0..held.progress.lengths().len();
+        let read = |layer, row| {
+            let name = name(layer, row);
+            let scores = state
+                .contains(&name)
+                .then(|| state.floats(&name))
+                .transpose()?;
+            Ok(scores.unwrap_or_default().to_vec())
+        };
+        let layers =
+            (0..held.layers.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
+        Ok(Self {
+            newest: layers.collect::<Result<_, CacheError>>()?,
+            ..self.clone()
+        })
     }
 
     fn report(&self, report: &mut MemoryReport) {

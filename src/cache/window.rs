@@ -36,7 +36,12 @@ struct Newest {
 }
 
 impl Policy for Newest {
+    const NAME: &'static str = "window";
     const BY_POSITION: bool = true;
+
+    fn options(&self) -> String {
+        format!("size {}", self.size)
+    }
 
     fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
         let size = self.size.of(prompt).unwrap_or(length);

@@ -5,11 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{
-        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Observation, Observed,
-        Span, Step,
-    },
-    memory::MemoryReport,
+    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Span, Step},
     positions::{Positions, visible},
 };
 
@@ -175,40 +171,10 @@ impl CacheBackend for Watched {
         Ok(answer)
     }
 
-    fn wants(&self, layer: LayerIndex, step: &Step) -> Observation {
-        self.inner.wants(layer, step)
-    }
-
-    fn observe(&mut self, layer: LayerIndex, seen: Observed) -> Result<(), CacheError> {
-        self.inner.observe(layer, seen)
-    }
-
-    fn commit(&mut self) -> Result<(), CacheError> {
-        self.inner.commit()
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.inner.position(row)
-    }
-
-    fn kept(&self, layer: LayerIndex) -> Kept {
-        self.inner.kept(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.inner.memory()
-    }
-
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.inner.truncate(to)
-    }
+    crate::forward_backend!(self => self.inner; wants observe commit questions life fork);
 
     fn clear(&mut self) {
         self.inner.clear();
         self.shown.clear();
-    }
-
-    fn fork(&self) -> Box<dyn CacheBackend> {
-        self.inner.fork()
     }
 }

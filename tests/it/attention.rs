@@ -167,33 +167,7 @@ impl CacheBackend for Watcher {
         Ok(())
     }
 
-    fn commit(&mut self) -> Result<(), CacheError> {
-        self.inner.commit()
-    }
-
-    fn position(&self, row: usize) -> usize {
-        self.inner.position(row)
-    }
-
-    fn kept(&self, layer: LayerIndex) -> Kept {
-        self.inner.kept(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.inner.memory()
-    }
-
-    fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
-        self.inner.truncate(to)
-    }
-
-    fn clear(&mut self) {
-        self.inner.clear();
-    }
-
-    fn fork(&self) -> Box<dyn CacheBackend> {
-        self.inner.fork()
-    }
+    kv_direct::forward_backend!(self => self.inner; commit questions life clear fork);
 }
 
 impl Watcher {

@@ -41,6 +41,14 @@ impl ResidualConfig {
         }
     }
 
+    /// All rows exact, as in [`FullKv`](crate::cache::FullKv), until
+    /// [`park`](crate::cache::CacheBackend::park) lets go of them: for a conversation that is to cost
+    /// almost nothing while nobody talks.
+    #[must_use]
+    pub const fn parked() -> Self {
+        Self::new(usize::MAX)
+    }
+
     /// What is kept of older tokens.
     #[must_use]
     pub const fn with_floor(mut self, floor: Floor) -> Self {

@@ -6,7 +6,10 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, KeysValues, ModelShape, Projection, Replay, TokenIds, rows::Rows},
+    cache::{
+        CacheError, Entry, KeysValues, ModelShape, Projection, Replay, State, TokenIds,
+        rows::{Rows, index},
+    },
     positions::Positions,
 };
 
@@ -137,6 +140,38 @@ impl Residuals {
         )
     }
 
+    pub(super) fn select_rows(&mut self, rows: &[usize]) {
+        for chunk in &mut self.0 {
+            let index = index(rows, &chunk.device());
+            chunk.inplace(|stored| stored.select(0, index));
+        }
+    }
+
+    /// Adds the chunks of a layer to a state.
+    pub(super) fn write(&self, layer: usize, state: &mut State) {
+        for (chunk, rows) in self.0.iter().enumerate() {
+            let rows = rows.clone().unsqueeze();
+            state.insert(name(layer, chunk), Entry::Tensor(rows));
+        }
+    }
+
+    /// The chunks that tokens of these lengths have in a layer.
+    pub(super) fn restored(
+        layer: usize,
+        lengths: &[usize],
+        shape: &ModelShape,
+        state: &State,
+    ) -> Result<Self, CacheError> {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let dims = [1, lengths.len(), CHUNK, shape.hidden];
+        let chunk = |chunk| {
+            let rows = state.tensor(&name(layer, chunk), dims, shape.dtype)?;
+            Ok(rows.reshape([lengths.len(), CHUNK, shape.hidden]))
+        };
+        let chunks = (0..longest.div_ceil(CHUNK)).map(chunk);
+        chunks.collect::<Result<_, CacheError>>().map(Self)
+    }
+
     /// Lets go of the chunks that hold nothing below `to`.
     pub(super) fn truncate(&mut self, to: usize) {
         self.0.truncate(to.div_ceil(CHUNK));
@@ -161,6 +196,11 @@ fn chunks(old: &[usize]) -> impl Iterator<Item = (usize, Positions)> {
             Positions::from_rows(&old.iter().map(row).collect::<Vec<_>>()),
         )
     })
+}
+
+/// The entry of a state for a layer and chunk.
+fn name(layer: usize, chunk: usize) -> String {
+    format!("layer.{layer}.residuals.{chunk}")
 }
 
 /// Bytes of temporaries while a chunk is projected: its normed rows, keys and values side by side, and

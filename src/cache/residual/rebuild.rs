@@ -1,14 +1,17 @@
-//! What a step of a [`ResidualCheckpoint`] answers at a layer, old rows rebuilt and carried on.
+//! What a [`ResidualCheckpoint`] answers at a layer, old rows rebuilt and carried on.
 
 use super::{
     Floor, ResidualCheckpoint,
     prefix::{CHUNK, Prefix, projection_bytes},
 };
 use crate::{
-    cache::{CacheError, KeysValues, Span, rows::Rows},
+    cache::{CacheError, KeysValues, Projection, Replay, Span, rows::Rows},
     exact::PIECE,
-    positions::visible,
+    positions::{Positions, visible},
 };
+
+/// Rows and the positions they have.
+type Placed<'a> = Option<(&'a Projection, &'a Positions)>;
 
 impl ResidualCheckpoint {
     /// Whether the open step carries old rows through `layer`, and whether it carries them on to the next.
@@ -44,18 +47,12 @@ impl ResidualCheckpoint {
         let mut replayed = 0;
         if let (true, on) = self.replays(layer) {
             let mut prefix = self.prefix(layer, span)?;
-            let (window, store) = (self.shape.windows[layer], &mut self.layers[layer]);
-            let needed = |row: usize, key| visible(self.progress.length(row), key, window);
-            let mut reach = store.emptied();
-            let held = prefix.pass(&self.old, span.replay, on, &mut reach, |rows, positions| {
-                if self.emptied {
-                    store.append(rows, &positions.filter(needed));
-                }
-            })?;
-            let batch = self.old.len();
-            let block = span.replay.scratch(batch, CHUNK, reach.capacity());
-            let temporaries = projection_bytes(batch, &self.shape).max(block);
-            replayed = prefix.bytes() + held + temporaries;
+            let mut store = std::mem::take(&mut self.layers[layer]);
+            let old = std::mem::take(&mut self.old);
+            let stored = self.emptied.then_some(&mut store);
+            let passed = self.pass(layer, &mut prefix, &old, span.replay, on, stored);
+            (self.layers[layer], self.old) = (store, old);
+            replayed = passed?;
             if on {
                 self.replaying = prefix;
             }
@@ -64,6 +61,30 @@ impl ResidualCheckpoint {
         let moved = store.append(span.projection, span.positions);
         self.scratch_peak = self.scratch_peak.max(moved.max(replayed));
         store.read()
+    }
+
+    /// Takes the first `old[row]` rows through a layer with a window; those that it shows go into `store`
+    /// where there is one. Answers the most bytes held meanwhile.
+    pub(super) fn pass(
+        &self,
+        layer: usize,
+        prefix: &mut Prefix,
+        old: &[usize],
+        replay: &dyn Replay,
+        on: bool,
+        mut store: Option<&mut Rows>,
+    ) -> Result<usize, CacheError> {
+        let (window, verified) = (self.shape.windows[layer], self.progress.verified());
+        let needed = |row: usize, key| visible(verified[row], key, window);
+        let mut reach = Rows::new(window);
+        let held = prefix.pass(old, replay, on, &mut reach, |rows, positions| {
+            if let Some(store) = &mut store {
+                store.append(rows, &positions.filter(needed));
+            }
+        })?;
+        let block = replay.scratch(old.len(), CHUNK, reach.capacity());
+        let temporaries = projection_bytes(old.len(), &self.shape).max(block);
+        Ok(prefix.bytes() + held + temporaries)
     }
 
     /// All rows of a layer without a window for a step that needs old ones or drops some: rebuilt,
@@ -76,57 +97,90 @@ impl ResidualCheckpoint {
         after: &[usize],
     ) -> Result<KeysValues, CacheError> {
         let mut prefix = self.prefix(layer, span)?;
-        let slots = after
-            .iter()
-            .copied()
-            .max()
-            .unwrap_or(0)
-            .next_multiple_of(PIECE);
-        let mut all = Rows::with_slots(slots, span.projection);
-        let oldest: Vec<usize> = after.iter().map(|n| n.saturating_sub(self.hot)).collect();
-        let stays = |row: usize, position: usize| position >= oldest[row];
+        let new = Some((span.projection, span.positions));
         let store = &mut self.layers[layer];
-        let (copied, _) = store.bytes();
-        let held = store.ordered();
-        // After a truncation the store is short of rows, and rebuilt ones fill it up again: all of it
-        // is then stored anew in rising order, because a store that holds every row is read as it is.
-        let refill = self
-            .old
-            .iter()
-            .zip(&oldest)
-            .any(|(old, oldest)| old > oldest);
-        if refill {
-            *store = store.emptied();
-        }
-        store.retain(stays);
-        prefix.project(span.replay, |rows, positions| {
-            all.append(rows, positions);
-            store.append(rows, &positions.filter(stays));
-        })?;
-        if let Some((rows, positions)) = held {
-            all.append(&rows, &positions);
-            if refill {
-                store.append(&rows, &positions.filter(stays));
-            }
-        }
-        all.append(span.projection, span.positions);
-        store.append(span.projection, &span.positions.filter(stays));
-
+        let (keys_values, filled) =
+            fill(store, &prefix, &self.old, self.hot, after, new, span.replay)?;
         let batch = after.len();
-        let (used, free) = all.bytes();
-        let keys_values = all.read()?;
-        drop(all);
-        let mut temporaries = copied + projection_bytes(batch, &self.shape);
+        let mut temporaries = filled.copied + projection_bytes(batch, &self.shape);
         let mut carried = 0;
         if self.floor == Floor::Tokens {
             carried = prefix.bytes();
             if let (_, true) = self.replays(layer) {
+                let slots = keys_values.positions().width();
                 temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
                 prefix.advance(&keys_values, span.replay)?;
                 self.replaying = prefix;
             }
         }
-        self.scratch_peak = self.scratch_peak.max(used + free + carried + temporaries);
+        self.scratch_peak = self.scratch_peak.max(filled.beside + carried + temporaries);
         Ok(keys_values)
     }
+}
+
+/// What filling a store held beside it.
+pub(super) struct Filled {
+    /// Bytes of rows that were copied to be moved.
+    copied: usize,
+    /// Bytes of the answer, where that is not the store itself.
+    pub(super) beside: usize,
+}
+
+/// All rows of a layer of which every batch row has `after[row]`: the first `old[row]` rebuilt from
+/// `prefix`, those of `store`, and the `new` ones. `store` then holds the newest `hot`.
+pub(super) fn fill(
+    store: &mut Rows,
+    prefix: &Prefix,
+    old: &[usize],
+    hot: usize,
+    after: &[usize],
+    new: Placed<'_>,
+    replay: &dyn Replay,
+) -> Result<(KeysValues, Filled), CacheError> {
+    let slots = after.iter().copied().max().unwrap_or(0);
+    let slots = slots.next_multiple_of(PIECE);
+    let oldest: Vec<usize> = after.iter().map(|n| n.saturating_sub(hot)).collect();
+    let stays = |row: usize, position: usize| position >= oldest[row];
+    let (copied, _) = store.bytes();
+    let held = store.ordered();
+    // After a truncation the store is short of rows, and rebuilt ones fill it up again: all of it
+    // is then stored anew in rising order, because a store that holds every row is read as it is.
+    let refill = old.iter().zip(&oldest).any(|(old, oldest)| old > oldest);
+    if refill {
+        *store = store.emptied();
+    }
+    store.retain(stays);
+    // Where nothing is dropped the store is all there is to read.
+    let mut all = oldest.iter().any(|&oldest| oldest > 0).then(Rows::default);
+    prefix.project(replay, |rows, positions| {
+        match &mut all {
+            Some(all) => {
+                all.reserve(slots, rows);
+                all.append(rows, positions);
+            }
+            None => store.reserve(slots, rows),
+        }
+        store.append(rows, &positions.filter(stays));
+    })?;
+    let held = held.as_ref().map(|(rows, positions)| (rows, positions));
+    for (is_new, (rows, positions)) in [(false, held), (true, new)]
+        .into_iter()
+        .filter_map(|(is_new, rows)| Some((is_new, rows?)))
+    {
+        if let Some(all) = &mut all {
+            all.reserve(slots, rows);
+            all.append(rows, positions);
+        }
+        if is_new || refill {
+            store.append(rows, &positions.filter(stays));
+        }
+    }
+    let (keys_values, beside) = match &all {
+        Some(all) => {
+            let (used, free) = all.bytes();
+            (all.read()?, used + free)
+        }
+        None => (store.read()?, store.padded()),
+    };
+    Ok((keys_values, Filled { copied, beside }))
 }

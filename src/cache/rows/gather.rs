@@ -1,6 +1,6 @@
 //! Rows copied out of their slots, and moved to give memory back.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{Rows, parts};
 use crate::{
@@ -65,6 +65,12 @@ impl Rows {
     }
 }
 
+/// What [`Tensor::select`] takes.
+pub(crate) fn index(of: &[usize], device: &Device) -> Tensor<1, Int> {
+    let index: Vec<i64> = of.iter().map(|&one| one as i64).collect();
+    Tensor::from_data(TensorData::new(index, [of.len()]), device)
+}
+
 /// Gathers slots in the order given for each list, shorter ones filled up with zeros.
 fn select(
     keys: &Tensor<4>,
@@ -75,10 +81,7 @@ fn select(
 ) -> (Tensor<4>, Tensor<4>) {
     let [batch, kv_heads, head_dim, _] = keys.dims();
     let options = (&keys.device(), keys.dtype());
-    let slots = |list: &[usize]| {
-        let index: Vec<i64> = list.iter().map(|&slot| slot as i64).collect();
-        Tensor::<1, Int>::from_data(TensorData::new(index, [list.len()]), &keys.device())
-    };
+    let slots = |list: &[usize]| index(list, &keys.device());
     let parts = parts(order, lists, kv_heads);
     if parts.len() == 1 {
         let index = slots(&order[0]);

@@ -70,16 +70,17 @@ impl Rows {
         }
     }
 
-    /// Checks that every batch row can be taken back to `to` tokens: in layers with a window, and as far
-    /// as `oldest(row, length)` says for the others.
+    /// Checks that every batch row can be taken back to its length in `to`: in layers with a window, and
+    /// as far as `oldest(row, length)` says for the others. Nothing at all can always be reached.
     pub(crate) fn reachable(
         layers: &[Self],
         lengths: &[usize],
-        to: usize,
+        to: &[usize],
         oldest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
-        let shortened = |&(_, &length): &(usize, &usize)| 0 < to && to < length;
-        for (row, &length) in lengths.iter().enumerate().filter(shortened) {
+        let rows = lengths.iter().zip(to).enumerate();
+        let shortened = |&(_, (&length, &to)): &(usize, (&usize, &usize))| 0 < to && to < length;
+        for (row, (&length, &to)) in rows.filter(shortened) {
             let windows = layers.iter().map(|rows| rows.oldest(row));
             let oldest = windows.fold(oldest(row, length), usize::max);
             if to < oldest {

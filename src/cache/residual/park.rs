@@ -1,0 +1,152 @@
+//! Falling to the floor between turns, and coming back.
+
+use std::ops::ControlFlow;
+
+use super::{
+    Floor, ResidualCheckpoint,
+    prefix::{CHUNK, Prefix, projection_bytes},
+    rebuild::fill,
+};
+use crate::cache::{CacheError, LayerIndex, Replay};
+
+/// How far a [`resume`](ResidualCheckpoint::resume) has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resuming {
+    /// Layers rebuilt.
+    pub done: usize,
+    /// Layers of the model.
+    pub layers: usize,
+}
+
+impl ResidualCheckpoint {
+    /// Drops every row that can be rebuilt.
+    pub(super) fn fall(&mut self) {
+        for (rows, window) in self.layers.iter_mut().zip(&self.shape.windows) {
+            // Above residuals a layer with a window has nothing to be rebuilt from.
+            if self.floor == Floor::Tokens || window.is_none() {
+                *rows = rows.emptied();
+            }
+        }
+        self.emptied = self.floor == Floor::Tokens && !self.progress.lengths().is_empty();
+        self.tokens.shrink();
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
+    }
+
+    /// Rebuilds the exact rows that a [`park`](crate::cache::CacheBackend::park) or a deep truncation let
+    /// go of, so that the next step need not: one prefill of the tokens, or one projection a layer above
+    /// residuals. `at` is the decoder at a layer.
+    ///
+    /// `progress` is asked before every layer and after the last. Where it breaks off, and where it fails,
+    /// the cache is as it was before: parked.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned) while a step is open, and whatever the replay runs into.
+    ///
+    /// ```
+    /// # #[cfg(feature = "model")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::ops::ControlFlow;
+    ///
+    /// use kv_direct::cache::{CacheBackend, ResidualCheckpoint, ResidualConfig};
+    /// # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
+    /// # let device = Device::flex();
+    /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
+    /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+    /// # })?;
+    ///
+    /// let mut chat = ResidualCheckpoint::new(&decoder.shape(), &device, ResidualConfig::parked())?;
+    /// decoder.forward(&[3, 1, 4, 1, 5][..], &mut chat)?;
+    /// chat.park()?;
+    /// assert_eq!(chat.memory().total(), 5 * 4, "a token costs its id");
+    ///
+    /// let cancelled = chat.resume(|layer| decoder.at(layer), |_| ControlFlow::Break(()))?;
+    /// assert!(cancelled.is_break());
+    /// assert_eq!(chat.memory().total(), 5 * 4, "still parked");
+    ///
+    /// let resumed = chat.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()))?;
+    /// assert!(resumed.is_continue());
+    /// assert!(chat.memory().keys_values > 0);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "model"))]
+    /// # fn main() {}
+    /// ```
+    pub fn resume<R>(
+        &mut self,
+        at: impl Fn(LayerIndex) -> R,
+        mut progress: impl FnMut(Resuming) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, CacheError>
+    where
+        R: Replay,
+    {
+        self.progress.settled()?;
+        let (lengths, layers) = (self.progress.lengths().to_vec(), self.shape.layers());
+        let whole = |row: usize, length: usize| {
+            let mut full = self.layers.iter().filter(|rows| !rows.slides());
+            full.all(|rows| rows.used(row) >= length.min(self.hot))
+        };
+        let mut rows = lengths.iter().enumerate();
+        if !self.emptied && rows.all(|(row, &length)| whole(row, length)) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let verified = self.progress.verified();
+        let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
+        let mut scratch = 0;
+        for layer in 0..layers {
+            if progress(Resuming {
+                done: layer,
+                layers,
+            })
+            .is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+            let replay = at(LayerIndex::new(layer));
+            let slides = self.shape.slides(layer);
+            let mut store = self.layers[layer].emptied();
+            match self.floor {
+                Floor::Residuals if slides => {
+                    rebuilt.push(self.layers[layer].clone());
+                    continue;
+                }
+                Floor::Residuals => prefix = self.residuals[layer].prefix(&lengths),
+                Floor::Tokens if layer == 0 => {
+                    prefix = Prefix::embed(&self.tokens, &lengths, &replay)?;
+                }
+                Floor::Tokens => {}
+            }
+            let on = self.floor == Floor::Tokens && layer + 1 < layers;
+            if slides {
+                store.slide(&verified);
+                let passed =
+                    self.pass(layer, &mut prefix, &lengths, &replay, on, Some(&mut store))?;
+                scratch = scratch.max(passed);
+            } else {
+                let (keys_values, filled) = fill(
+                    &mut store, &prefix, &lengths, self.hot, &lengths, None, &replay,
+                )?;
+                let mut temporaries = projection_bytes(lengths.len(), &self.shape);
+                if on {
+                    let slots = keys_values.positions().width();
+                    temporaries = temporaries.max(replay.scratch(lengths.len(), CHUNK, slots));
+                    prefix.advance(&keys_values, &replay)?;
+                }
+                scratch = scratch.max(filled.beside + prefix.bytes() + temporaries);
+            }
+            rebuilt.push(store);
+        }
+        if progress(Resuming {
+            done: layers,
+            layers,
+        })
+        .is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        self.layers = rebuilt;
+        self.emptied = false;
+        (self.scratch_peak, self.sliding_peak) = (scratch, 0);
+        Ok(ControlFlow::Continue(()))
+    }
+}

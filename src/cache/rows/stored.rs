@@ -1,0 +1,147 @@
+//! Rows as entries of a state, and back.
+
+use burn::tensor::Tensor;
+
+use super::Rows;
+use crate::{
+    cache::{CacheError, Entry, ModelShape, State, slots::Slots, state::wrong},
+    exact::PIECE,
+};
+
+impl Rows {
+    /// Adds the entries of this layer: its slots up to the last one in use, as they stand.
+    pub(crate) fn write(&self, layer: usize, state: &mut State) {
+        let ends = self.slots.iter().map(Slots::end);
+        let (Some((keys, values)), Some(end @ 1..)) = (&self.buffers, ends.max()) else {
+            return;
+        };
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        state.insert(
+            name("keys"),
+            Entry::Tensor(keys.clone().slice_dim(3, 0..end)),
+        );
+        state.insert(
+            name("values"),
+            Entry::Tensor(values.clone().slice_dim(2, 0..end)),
+        );
+        let held = self.slots.iter().flat_map(|slots| &slots.as_ref()[..end]);
+        state.insert_positions(&name("slots"), held.copied());
+        if self.slides() {
+            let bases = self
+                .slots
+                .iter()
+                .map(|slots| slots.base().unwrap_or(usize::MAX));
+            state.insert_positions(&name("bases"), bases);
+            state.insert_positions(&name("from"), self.from.iter().copied());
+        }
+        if self.slots.iter().any(|slots| !slots.scores().is_empty()) {
+            let score =
+                |slots: &Slots, slot: usize| slots.scores().get(slot).copied().unwrap_or(0.0);
+            let scores = self
+                .slots
+                .iter()
+                .flat_map(|slots| (0..end).map(move |slot| score(slots, slot)));
+            state.insert(name("scores"), Entry::Floats(scores.collect()));
+        }
+    }
+
+    /// Rows of this kind with the entries of a layer, for batch rows of these lengths.
+    pub(crate) fn restored(
+        &self,
+        layer: usize,
+        lengths: &[usize],
+        shape: &ModelShape,
+        state: &State,
+    ) -> Result<Self, CacheError> {
+        let mut rows = self.emptied();
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        if !state.contains(&name("keys")) {
+            return Ok(rows);
+        }
+        let lists = rows.lists() * lengths.len();
+        let held = state.positions(&name("slots"))?;
+        let end = held.len().checked_div(lists).unwrap_or(0);
+        if end == 0 || held.len() != lists * end {
+            return Err(wrong(
+                &name("slots"),
+                "there are not as many slots for every list",
+            ));
+        }
+        let (batch, heads, width) = (
+            lengths.len(),
+            shape.kernels.kv_heads,
+            shape.kernels.head_dim,
+        );
+        let keys = state.tensor(&name("keys"), [batch, heads, width, end], shape.dtype)?;
+        let values = state.tensor(&name("values"), [batch, heads, end, width], shape.dtype)?;
+        let bases = match rows.window {
+            None => vec![None; lists],
+            Some(_) => {
+                rows.from = state.positions(&name("from"))?;
+                if rows.from.len() != batch {
+                    return Err(wrong(
+                        &name("from"),
+                        "it has not one entry for every batch row",
+                    ));
+                }
+                let bases = state.positions(&name("bases"))?;
+                bases
+                    .into_iter()
+                    .map(|base| (base != usize::MAX).then_some(base))
+                    .collect()
+            }
+        };
+        if bases.len() != lists {
+            return Err(wrong(
+                &name("bases"),
+                "it has not one entry for every batch row",
+            ));
+        }
+        let scores = match state.contains(&name("scores")) {
+            true => state.floats(&name("scores"))?,
+            false => &[],
+        };
+        if !scores.is_empty() && scores.len() != held.len() {
+            return Err(wrong(&name("scores"), "there is not one for every slot"));
+        }
+        let slots = held.chunks_exact(end).zip(bases).enumerate();
+        let slots = slots.map(|(list, (held, base))| {
+            let scores = scores.get(list * end..(list + 1) * end).unwrap_or_default();
+            let length = lengths[list / rows.lists()];
+            Slots::restored(held, scores, rows.slides().then_some(base), length)
+                .map_err(|problem| wrong(&name("slots"), problem))
+        });
+        rows.slots = slots.collect::<Result<_, _>>()?;
+        for (row, &length) in lengths.iter().enumerate().filter(|_| rows.slides()) {
+            let visible = rows.from[row]..length;
+            if rows.from[row] > length
+                || rows.oldest(row) > length
+                || !rows.slots[row].holds_all(visible)
+            {
+                return Err(wrong(
+                    &name("slots"),
+                    "a row that the layer's window shows is missing",
+                ));
+            }
+        }
+        let whole = end.next_multiple_of(PIECE);
+        let capacity = rows.limit.map_or(whole, |limit| whole.min(limit)).max(end);
+        let options = (&keys.device(), keys.dtype());
+        let at = [0..batch, 0..heads, 0..width, 0..end];
+        let keys = Tensor::zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
+        let at = [0..batch, 0..heads, 0..end, 0..width];
+        let values =
+            Tensor::zeros([batch, heads, capacity, width], options).slice_assign(at, values);
+        rows.buffers = Some((keys, values));
+        rows.slots.iter_mut().for_each(|slots| slots.grow(capacity));
+        Ok(rows)
+    }
+
+    /// Whether every batch row holds its newest rows and no others, at least `least(row)` of them.
+    pub(crate) fn are_newest(&self, lengths: &[usize], least: impl Fn(usize) -> usize) -> bool {
+        lengths.iter().enumerate().all(|(row, &length)| {
+            let used = self.used(row);
+            used >= least(row) && (used == 0 || self.slots[row].holds_all(length - used..length))
+        })
+    }
+}

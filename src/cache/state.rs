@@ -1,0 +1,236 @@
+//! What a cache hands out to go on elsewhere: named entries, and what they belong to.
+
+use std::{collections::BTreeMap, fmt};
+
+use burn::tensor::{DType, Tensor};
+
+use crate::cache::{CacheError, ModelShape};
+
+/// Everything a backend needs to go on, apart from what it was built with; and from what kind of cache it
+/// was taken: backend, options and model.
+///
+/// `session` (feature `session`) writes one to a file and reads it back.
+///
+/// ```
+/// use burn::tensor::DType;
+/// use kv_direct::cache::{Entry, FullKv, CacheBackend, ModelShape, State};
+/// use kv_direct::exact::conformance::KernelShapes;
+///
+/// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
+/// let state = FullKv::new(&shape).state()?;
+/// assert_eq!((state.backend(), state.entries().count()), ("full_kv", 2));
+///
+/// // A backend of one's own:
+/// let mut state = State::new("newest", "rows=5", &shape);
+/// state.insert("lengths", Entry::Integers(vec![3, 7]));
+/// assert_eq!(state.integers("lengths")?, [3, 7]);
+/// assert!(state.floats("scores").is_err());
+/// # Ok::<(), kv_direct::cache::CacheError>(())
+/// ```
+#[derive(Clone)]
+pub struct State {
+    backend: String,
+    options: String,
+    model: String,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// One entry of a [`State`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Entry {
+    /// Rows of keys, values or residuals, in the dtype of the model.
+    Tensor(Tensor<4>),
+    /// Positions, lengths, counters.
+    Integers(Vec<u64>),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Scores.
+    Floats(Vec<f32>),
+}
+
+impl State {
+    /// A state without entries, of the backend with this name and these options, for a model of this shape.
+    #[must_use]
+    pub fn new(backend: &str, options: &str, shape: &ModelShape) -> Self {
+        Self::of(backend.into(), options.into(), shape.to_string())
+    }
+
+    pub(crate) const fn of(backend: String, options: String, model: String) -> Self {
+        Self {
+            backend,
+            options,
+            model,
+            entries: BTreeMap::new(),
+        }
+    }
+
+    /// The name of the backend.
+    #[must_use]
+    pub fn backend(&self) -> &str {
+        &self.backend
+    }
+
+    /// The backend's options, in words.
+    #[must_use]
+    pub fn options(&self) -> &str {
+        &self.options
+    }
+
+    /// The model's shape, in words.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Checks that it was taken from a cache of the kind of `own`.
+    ///
+    /// # Errors
+    /// [`Foreign`](CacheError::Foreign) naming what differs.
+    pub fn check(&self, own: &Self) -> Result<(), CacheError> {
+        let parts = [
+            ("the backend", &own.backend, &self.backend),
+            ("a model with", &own.model, &self.model),
+            ("the options", &own.options, &self.options),
+        ];
+        match parts.into_iter().find(|(_, own, other)| own != other) {
+            None => Ok(()),
+            Some((what, expected, found)) => Err(CacheError::Foreign {
+                what,
+                expected: expected.clone(),
+                found: found.clone(),
+            }),
+        }
+    }
+
+    /// Adds an entry, or replaces it.
+    pub fn insert(&mut self, name: impl Into<String>, entry: Entry) {
+        self.entries.insert(name.into(), entry);
+    }
+
+    /// All entries, by name.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.entries
+            .iter()
+            .map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// Whether there is an entry of this name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// Integers by name.
+    ///
+    /// # Errors
+    /// [`State`](CacheError::State) if there is no such entry, or one of another kind.
+    pub fn integers(&self, name: &str) -> Result<&[u64], CacheError> {
+        match self.entry(name)? {
+            Entry::Integers(values) => Ok(values),
+            _ => Err(wrong(name, "it holds no integers")),
+        }
+    }
+
+    /// Token ids by name.
+    ///
+    /// # Errors
+    /// As [`integers`](Self::integers).
+    pub fn ids(&self, name: &str) -> Result<&[u32], CacheError> {
+        match self.entry(name)? {
+            Entry::Ids(values) => Ok(values),
+            _ => Err(wrong(name, "it holds no token ids")),
+        }
+    }
+
+    /// Scores by name.
+    ///
+    /// # Errors
+    /// As [`integers`](Self::integers).
+    pub fn floats(&self, name: &str) -> Result<&[f32], CacheError> {
+        match self.entry(name)? {
+            Entry::Floats(values) => Ok(values),
+            _ => Err(wrong(name, "it holds no scores")),
+        }
+    }
+
+    /// A tensor by name, with these dimensions and this dtype.
+    ///
+    /// # Errors
+    /// [`State`](CacheError::State), [`Shape`](CacheError::Shape), [`Dtype`](CacheError::Dtype).
+    pub fn tensor(
+        &self,
+        name: &str,
+        dims: [usize; 4],
+        dtype: DType,
+    ) -> Result<Tensor<4>, CacheError> {
+        let Entry::Tensor(tensor) = self.entry(name)? else {
+            return Err(wrong(name, "it is no tensor"));
+        };
+        if tensor.dims() != dims {
+            return Err(CacheError::Shape {
+                what: "the tensors of the state",
+                expected: dims.to_vec(),
+                found: tensor.dims().to_vec(),
+            });
+        }
+        if tensor.dtype() != dtype {
+            return Err(CacheError::Dtype {
+                what: "the tensors of the state",
+                expected: dtype,
+                found: tensor.dtype(),
+            });
+        }
+        Ok(tensor.clone())
+    }
+
+    /// Lengths, positions or counters by name, each [`usize::MAX`] where [`u64::MAX`] stands for none.
+    pub(crate) fn positions(&self, name: &str) -> Result<Vec<usize>, CacheError> {
+        let read = |&value: &u64| match value {
+            u64::MAX => Ok(usize::MAX),
+            value => usize::try_from(value).map_err(|_| wrong(name, "a position is too large")),
+        };
+        self.integers(name)?.iter().map(read).collect()
+    }
+
+    /// Tokens taken in by every batch row.
+    pub(crate) fn lengths(&self) -> Result<Vec<usize>, CacheError> {
+        let lengths = self.positions("lengths")?;
+        if lengths.iter().any(|&length| length > u32::MAX as usize) {
+            return Err(wrong("lengths", "a row is too long"));
+        }
+        Ok(lengths)
+    }
+
+    pub(crate) fn insert_positions(&mut self, name: &str, of: impl IntoIterator<Item = usize>) {
+        let write = |value| match value {
+            usize::MAX => u64::MAX,
+            value => value as u64,
+        };
+        self.insert(name, Entry::Integers(of.into_iter().map(write).collect()));
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry, CacheError> {
+        self.entries
+            .get(name)
+            .ok_or_else(|| wrong(name, "it is missing"))
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("backend", &self.backend)
+            .field("options", &self.options)
+            .field("entries", &self.entries.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An entry that is missing or does not fit.
+pub(crate) fn wrong(entry: &str, problem: &'static str) -> CacheError {
+    CacheError::State {
+        entry: entry.into(),
+        problem,
+    }
+}
