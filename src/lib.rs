@@ -7,7 +7,7 @@
 
 pub mod cache;
 pub mod exact;
-#[cfg(any(feature = "pretrained", feature = "text"))]
+#[cfg(any(feature = "pretrained", feature = "session", feature = "text"))]
 mod files;
 #[cfg(feature = "generate")]
 pub mod generate;
@@ -17,6 +17,8 @@ pub mod model;
 pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
+#[cfg(feature = "session")]
+pub mod session;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "text")]

@@ -7,6 +7,8 @@ mod attention;
 mod block;
 mod config;
 mod feed_forward;
+#[cfg(feature = "session")]
+mod fingerprint;
 mod input;
 mod rope;
 mod source;

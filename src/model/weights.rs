@@ -47,7 +47,7 @@ where
 /// A linear layer: its weight as `[in, out]`, contiguous, and a bias.
 pub(super) struct Linear {
     pub(super) weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
+    pub(super) bias: Option<Tensor<1>>,
 }
 
 impl Linear {

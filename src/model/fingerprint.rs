@@ -1,0 +1,49 @@
+//! The fingerprint of a decoder.
+
+use std::iter::{once, once_with};
+
+use burn::tensor::Tensor;
+
+use super::{Decoder, weights::Linear};
+use crate::session::Fingerprint;
+
+impl Decoder {
+    /// What tells this decoder from others: a hash of its configuration and of the bits of all weights.
+    ///
+    /// # Panics
+    /// If a weight cannot be read back from the device.
+    ///
+    /// # Cost
+    /// Reads every weight: keep it.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
+            tensor.clone().into_data().as_bytes().to_vec()
+        }
+        fn some<const D: usize>(tensor: Option<&Tensor<D>>) -> Vec<u8> {
+            tensor.map_or_else(Vec::new, bytes)
+        }
+        let linear = |linear: &Linear| [bytes(&linear.weight), some(linear.bias.as_ref())].concat();
+        let blocks = self.blocks.iter().flat_map(|block| {
+            let attention = &block.attention;
+            [
+                bytes(&block.attention_norm),
+                linear(&attention.query),
+                linear(&attention.key_value),
+                linear(&attention.output),
+                some(attention.query_norm.as_ref()),
+                some(attention.key_norm.as_ref()),
+                some(block.post_attention_norm.as_ref()),
+                bytes(&block.feed_forward_norm),
+                linear(&block.feed_forward.gate_up),
+                linear(&block.feed_forward.down),
+                some(block.post_feed_forward_norm.as_ref()),
+            ]
+        });
+        let config = format!("{:?}", self.config()).into_bytes();
+        let ends = once_with(|| some(self.embedding.as_ref()))
+            .chain(once_with(|| bytes(&self.final_norm)))
+            .chain(once_with(|| bytes(&self.head)));
+        Fingerprint::of(once(config).chain(ends).chain(blocks))
+    }
+}

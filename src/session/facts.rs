@@ -1,0 +1,35 @@
+//! The facts in a session's header, and the checksums.
+
+use std::collections::{BTreeMap, HashMap};
+
+use safetensors::Dtype;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// What the file says of itself, by key.
+pub(super) type Facts = HashMap<String, String>;
+
+/// The key of the checksum over all other facts.
+pub(super) const CHECKSUM: &str = "checksum";
+
+/// The key of a tensor's checksum.
+pub(super) fn checksum_key(tensor: &str) -> String {
+    format!("{CHECKSUM}.{tensor}")
+}
+
+/// The checksum of a tensor: of its name, dtype and shape too.
+pub(super) fn of_tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> String {
+    let mut hash = Xxh3Default::new();
+    hash.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
+    hash.update(bytes);
+    format!("{:016x}", hash.digest())
+}
+
+/// The checksum of the facts, its own left out.
+pub(super) fn of_facts(facts: &Facts) -> String {
+    let mut hash = Xxh3Default::new();
+    let sorted: BTreeMap<_, _> = facts.iter().filter(|(key, _)| *key != CHECKSUM).collect();
+    for (key, value) in sorted {
+        hash.update(format!("{} {key} {} {value}\n", key.len(), value.len()).as_bytes());
+    }
+    format!("{:016x}", hash.digest())
+}

@@ -1,0 +1,145 @@
+//! Reading a session: nothing in it is believed before its checksum is right.
+
+use std::{io::Read, path::Path};
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use super::{
+    FORMAT, Fingerprint, SessionError, VERSION,
+    facts::{CHECKSUM, Facts, checksum_key, of_facts, of_tensor},
+};
+use crate::{
+    cache::{CacheBackend, CacheError, Entry, State},
+    files,
+};
+
+/// Makes `cache` go on from where the one stood that was [saved](super::save) to `path`; its tensors go to
+/// `device`. The cache must be of the same backend, with the same options, for the model with this
+/// fingerprint.
+///
+/// # Errors
+/// [`SessionError`], naming what differs. The cache is then as it was.
+///
+/// # Cost
+/// The file is held whole beside the tensors made of it.
+pub fn load<C>(
+    path: &Path,
+    cache: &mut C,
+    model: &Fingerprint,
+    device: &Device,
+) -> Result<(), SessionError>
+where
+    C: CacheBackend + ?Sized,
+{
+    let state = read(path, model, device)?;
+    Ok(cache.set_state(&state)?)
+}
+
+fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, SessionError> {
+    let mut bytes = Vec::new();
+    let length = files::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    length.map_err(|source| SessionError::Io {
+        path: path.into(),
+        source,
+    })?;
+    let broken = |source| SessionError::Safetensors {
+        path: path.into(),
+        source: Box::new(source),
+    };
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
+    let facts = header.metadata().clone().unwrap_or_default();
+    check_facts(path, &facts, model)?;
+    let fact = |key: &str| facts.get(key).cloned().unwrap_or_default();
+    let mut state = State::of(fact("backend"), fact("options"), fact("model"));
+    for (name, view) in tensors.iter() {
+        let found = of_tensor(name, view.dtype(), view.shape(), view.data());
+        check(path, name, facts.get(&checksum_key(name)), found)?;
+        state.insert(name, entry(name, &view, device)?);
+    }
+    let prefix = checksum_key("");
+    let missing = facts
+        .iter()
+        .filter_map(|(key, sum)| Some((key.strip_prefix(&prefix)?, sum)))
+        .find(|(name, _)| !state.contains(name));
+    match missing {
+        Some((name, sum)) => check(path, name, Some(sum), "missing".into()).map(|()| state),
+        None => Ok(state),
+    }
+}
+
+/// Checks that the file is a session, one that can be read, undamaged, and of this model.
+fn check_facts(path: &Path, facts: &Facts, model: &Fingerprint) -> Result<(), SessionError> {
+    let fact = |key: &str| facts.get(key).cloned();
+    if fact("format").as_deref() != Some(FORMAT) {
+        return Err(SessionError::Format {
+            path: path.into(),
+            found: fact("format"),
+        });
+    }
+    let version = fact("version").unwrap_or_default();
+    if !version.parse().is_ok_and(|version: u32| version <= VERSION) {
+        return Err(SessionError::Version {
+            path: path.into(),
+            found: version,
+            newest: VERSION,
+        });
+    }
+    check(path, "the header", facts.get(CHECKSUM), of_facts(facts))?;
+    let (expected, found) = (model.to_string(), fact("fingerprint").unwrap_or_default());
+    if expected == found {
+        return Ok(());
+    }
+    Err(SessionError::Model {
+        path: path.into(),
+        expected,
+        found,
+    })
+}
+
+fn check(
+    path: &Path,
+    part: &str,
+    expected: Option<&String>,
+    found: String,
+) -> Result<(), SessionError> {
+    if expected == Some(&found) {
+        return Ok(());
+    }
+    Err(SessionError::Damaged {
+        path: path.into(),
+        part: part.into(),
+        expected: expected.map_or_else(|| "missing".into(), Clone::clone),
+        found,
+    })
+}
+
+fn entry(name: &str, view: &TensorView<'_>, device: &Device) -> Result<Entry, CacheError> {
+    let bytes = view.data();
+    let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+    let dtype = match (view.dtype(), view.shape()) {
+        (Dtype::U64, [_]) => {
+            let numbers = bytes.chunks_exact(8).map(|b| {
+                let (low, high) = b.split_at(4);
+                let half = |b: &[u8]| u64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                half(low) | half(high) << 32
+            });
+            return Ok(Entry::Integers(numbers.collect()));
+        }
+        (Dtype::U32, [_]) => return Ok(Entry::Ids(words().map(u32::from_le_bytes).collect())),
+        (Dtype::F32, [_]) => return Ok(Entry::Floats(words().map(f32::from_le_bytes).collect())),
+        (Dtype::F64, [_, _, _, _]) => DType::F64,
+        (Dtype::F32, [_, _, _, _]) => DType::F32,
+        (Dtype::F16, [_, _, _, _]) => DType::F16,
+        (Dtype::BF16, [_, _, _, _]) => DType::BF16,
+        _ => {
+            return Err(CacheError::State {
+                entry: name.into(),
+                problem: "no entry has this dtype and rank",
+            });
+        }
+    };
+    let data = TensorData::from_bytes_vec(bytes.to_vec(), view.shape().to_vec(), dtype);
+    Ok(Entry::Tensor(Tensor::from_data(data, (device, dtype))))
+}

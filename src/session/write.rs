@@ -1,0 +1,164 @@
+//! Writing a session: to a temporary name, synced, renamed.
+
+use std::{borrow::Cow, fs::OpenOptions, io, path::Path};
+
+use burn::tensor::{DType, Tensor};
+use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
+
+use super::{
+    FORMAT, Fingerprint, SessionError, VERSION,
+    facts::{CHECKSUM, Facts, checksum_key, of_facts, of_tensor},
+};
+use crate::cache::{CacheBackend, CacheError, Entry};
+
+/// Writes everything `cache` needs to go on into a file, replacing what was there.
+///
+/// The file is written under a temporary name beside `path`, synced to the disk and renamed: whatever
+/// happens meanwhile, `path` is the old file or the new one. Where the process is killed, a file whose name
+/// begins with a dot and ends in `.tmp` may be left.
+///
+/// # Errors
+/// [`SessionError`]: the file cannot be written, or the cache does not hand out its state.
+///
+/// # Cost
+/// Every tensor is read twice, one at a time; on top of the cache that holds one of them.
+pub fn save<C>(path: &Path, cache: &C, model: &Fingerprint) -> Result<(), SessionError>
+where
+    C: CacheBackend + ?Sized,
+{
+    let state = cache.state()?;
+    let mut facts: Facts = [
+        ("format", FORMAT.into()),
+        ("version", VERSION.to_string()),
+        (
+            "written_by",
+            concat!("kv-direct ", env!("CARGO_PKG_VERSION")).into(),
+        ),
+        ("fingerprint", model.to_string()),
+        ("backend", state.backend().into()),
+        ("options", state.options().into()),
+        ("model", state.model().into()),
+    ]
+    .map(|(key, value): (&str, String)| (key.to_owned(), value))
+    .into();
+    let mut parts = Vec::new();
+    for (name, entry) in state.entries() {
+        let part = Part::new(name, entry)?;
+        let bytes = part
+            .bytes()
+            .map_err(|error| CacheError::Backend(Box::new(error)))?;
+        let checksum = of_tensor(name, part.dtype, &part.shape, &bytes);
+        facts.insert(checksum_key(name), checksum);
+        parts.push((name, part));
+    }
+    facts.insert(CHECKSUM.into(), of_facts(&facts));
+    write(path, parts, facts).map_err(|source| SessionError::Io {
+        path: path.into(),
+        source,
+    })
+}
+
+fn write(path: &Path, parts: Vec<(&str, Part<'_>)>, facts: Facts) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = tempfile::Builder::new()
+        .prefix(&format!(".{name}."))
+        .suffix(".tmp")
+        .tempfile_in(folder)?
+        .into_temp_path();
+    serialize_to_file(parts, Some(facts), &temporary).map_err(|error| match error {
+        SafeTensorError::IoError(error) => error,
+        error => io::Error::other(error),
+    })?;
+    OpenOptions::new()
+        .write(true)
+        .open(&temporary)?
+        .sync_all()?;
+    temporary.persist(path).map_err(|error| error.error)?;
+    // The new name lasts once the folder is on the disk; not every system can be asked for that.
+    #[cfg(unix)]
+    std::fs::File::open(folder)?.sync_all()?;
+    Ok(())
+}
+
+/// An entry as safetensors writes it.
+struct Part<'a> {
+    entry: &'a Entry,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+impl<'a> Part<'a> {
+    fn new(name: &str, entry: &'a Entry) -> Result<Self, SessionError> {
+        let (dtype, shape) = match entry {
+            Entry::Tensor(tensor) => {
+                let unwritable = |dtype| SessionError::Dtype {
+                    name: name.into(),
+                    dtype,
+                };
+                let dtype = tensor.dtype();
+                (
+                    stored(dtype).ok_or_else(|| unwritable(dtype))?,
+                    tensor.dims().to_vec(),
+                )
+            }
+            Entry::Integers(values) => (Dtype::U64, vec![values.len()]),
+            Entry::Ids(values) => (Dtype::U32, vec![values.len()]),
+            Entry::Floats(values) => (Dtype::F32, vec![values.len()]),
+        };
+        Ok(Self {
+            entry,
+            dtype,
+            shape,
+        })
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
+        Ok(match self.entry {
+            Entry::Tensor(tensor) => tensor_bytes(tensor.clone())?,
+            Entry::Integers(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Entry::Ids(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Entry::Floats(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        })
+    }
+}
+
+fn tensor_bytes(tensor: Tensor<4>) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
+    let data = tensor.try_into_data()?;
+    Ok(data.as_bytes().to_vec())
+}
+
+impl View for Part<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let bytes = self.bytes();
+        bytes
+            .expect("a tensor that was read for its checksum can be read")
+            .into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// The dtype of a file for one of a tensor.
+fn stored(dtype: DType) -> Option<Dtype> {
+    match dtype {
+        DType::F64 => Some(Dtype::F64),
+        DType::F32 => Some(Dtype::F32),
+        DType::F16 => Some(Dtype::F16),
+        DType::BF16 => Some(Dtype::BF16),
+        _ => None,
+    }
+}
