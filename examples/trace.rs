@@ -10,10 +10,11 @@ mod kind;
 mod recorder;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, HashMap},
     fs,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -26,6 +27,7 @@ use kv_direct::{
     memory::MemoryReport,
     model::{Decoder, Input},
     pretrained::load,
+    session::{self, Fingerprint},
 };
 use recorder::{Read, Recorder};
 use safetensors::{serialize, tensor::TensorView};
@@ -82,7 +84,7 @@ enum Dump {
 
 /// The operations there are.
 #[derive(Deserialize)]
-#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 enum Op {
     Feed {
         tokens: Vec<Vec<u32>>,
@@ -90,7 +92,20 @@ enum Op {
         last: bool,
     },
     Truncate {
-        to: usize,
+        to: Lengths,
+    },
+    Checkpoint {},
+    Restore {},
+    Accept {},
+    SelectRows {
+        rows: Vec<usize>,
+    },
+    Park {},
+    Save {
+        path: PathBuf,
+    },
+    Load {
+        path: PathBuf,
     },
     Clear {},
     Fork {
@@ -101,8 +116,29 @@ enum Op {
     },
 }
 
+/// One length for all batch rows, or one for each.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Lengths {
+    All(usize),
+    Each(Vec<usize>),
+}
+
 impl Op {
-    const NAMES: [&str; 5] = ["feed", "truncate", "clear", "fork", "use"];
+    const NAMES: [&str; 12] = [
+        "feed",
+        "truncate",
+        "checkpoint",
+        "restore",
+        "accept",
+        "select_rows",
+        "park",
+        "save",
+        "load",
+        "clear",
+        "fork",
+        "use",
+    ];
 
     fn read(op: &Value) -> Result<Self, Refusal> {
         if !Self::NAMES.iter().any(|name| op["op"] == *name) {
@@ -171,6 +207,10 @@ fn cache(kind: &Value, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, Refus
 /// A script on its way: the caches by name, and the tensors written so far.
 struct Trace<'a> {
     decoder: &'a Decoder,
+    /// Known once a session is saved or loaded.
+    model: OnceCell<Fingerprint>,
+    /// Where the script lies.
+    folder: &'a Path,
     script: &'a Script,
     caches: HashMap<String, Cache>,
     current: String,
@@ -184,9 +224,25 @@ impl Trace<'_> {
         let Some(cache) = self.caches.get_mut(&self.current) else {
             return Err(unknown(&self.current));
         };
+        let model = || self.model.get_or_init(|| self.decoder.fingerprint());
         match op {
             Op::Feed { tokens, last } => self.feed(index, tokens, last)?,
-            Op::Truncate { to } => cache.truncate(to)?,
+            Op::Truncate {
+                to: Lengths::All(to),
+            } => cache.truncate(to)?,
+            Op::Truncate {
+                to: Lengths::Each(to),
+            } => cache.truncate_rows(&to)?,
+            Op::Checkpoint {} => cache.checkpoint()?,
+            Op::Restore {} => cache.restore()?,
+            Op::Accept {} => cache.accept()?,
+            Op::SelectRows { rows } => cache.select_rows(&rows)?,
+            Op::Park {} => cache.park()?,
+            Op::Save { path } => session::save(&self.folder.join(path), cache, model())?,
+            Op::Load { path } => {
+                let device = self.decoder.device();
+                session::load(&self.folder.join(path), cache, model(), device)?;
+            }
             Op::Clear {} => cache.clear(),
             Op::Fork { name } => {
                 let fork = Recorder::new(cache.fork(), !self.script.dump.is_empty());
@@ -307,6 +363,8 @@ fn run(args: &Args) -> Result<()> {
     let (caches, current) = (main.into_iter().collect(), "main".to_owned());
     let mut trace = Trace {
         decoder,
+        model: OnceCell::new(),
+        folder: args.script.parent().unwrap_or(Path::new("")),
         script: &script,
         caches,
         current,
