@@ -284,5 +284,5 @@ fn main() -> anyhow::Result<()> {
 #[cfg(test)]
 kv_direct::contract_tests! {
     on Device::flex();
-    thinned => kv_direct::testing::Contract::lossy(|shape, _, budget| Thinned::new(shape, budget)).with_no_truncation();
+    thinned => kv_direct::testing::Contract::lossy(|shape, _, budget| Thinned::new(shape, budget)).with_no_truncation().without_sessions();
 }

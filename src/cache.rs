@@ -314,7 +314,7 @@ pub trait CacheBackend: fmt::Debug + Send {
     }
 
     /// Ends the draft and keeps its tokens, as far as they were not truncated: rows are dropped as if these
-    /// tokens had come in one call. Scores are then sums over single queries, which may differ from those
+    /// tokens had come in one call; a prompt ends where a call of the draft ended it. Scores are then sums over single queries, which may differ from those
     /// of a call in the last bit.
     ///
     /// # Errors

@@ -12,12 +12,14 @@
 mod batches;
 mod bits;
 mod contract;
+mod drafts;
 mod keeping;
 mod life;
 mod memory;
 mod models;
 mod reading;
 mod refusals;
+mod states;
 mod trial;
 mod truncation;
 mod watched;
@@ -26,11 +28,13 @@ pub use self::{
     batches::{heads_do_not_depend_on_the_batch, rows_do_not_depend_on_their_neighbours},
     bits::{an_ample_budget_equals_full_kv, bits_repeat},
     contract::{AMPLE, Contract, TIGHT},
+    drafts::{a_draft_taken_back_never_was, an_accepted_draft_came_in_one_call},
     keeping::{kept_is_what_the_next_call_reads, the_budget_holds_once_a_step_is_over},
     life::{caches_do_not_touch_each_other, cleared_is_fresh},
     memory::memory_is_what_is_held,
     reading::{rows_are_shown_as_they_came_in, the_newest_rows_are_readable},
     refusals::{a_failed_step_needs_a_clear, a_refused_call_changes_nothing},
+    states::{a_parked_cache_goes_on, a_state_goes_on_elsewhere, selected_rows_go_on_as_alone},
     truncation::a_truncation_is_exact_or_refused,
 };
 #[cfg(doc)]
@@ -73,6 +77,11 @@ macro_rules! contract_tests {
                 rows_do_not_depend_on_their_neighbours
                 heads_do_not_depend_on_the_batch
                 a_truncation_is_exact_or_refused
+                a_draft_taken_back_never_was
+                an_accepted_draft_came_in_one_call
+                a_state_goes_on_elsewhere
+                selected_rows_go_on_as_alone
+                a_parked_cache_goes_on
             }
         }
     )+};

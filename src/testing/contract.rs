@@ -37,6 +37,8 @@ pub struct Contract {
     pub(super) lossless: bool,
     pub(super) rebuilds: bool,
     pub(super) turns_keys: bool,
+    pub(super) sessions: bool,
+    pub(super) parks: bool,
     pub(super) reach: Reach,
     windows: bool,
 }
@@ -72,6 +74,8 @@ impl Contract {
             lossless: true,
             rebuilds: false,
             turns_keys: false,
+            sessions: true,
+            parks: false,
             reach: Reach::LastCall,
             windows: true,
         }
@@ -131,6 +135,21 @@ impl Contract {
     #[must_use]
     pub const fn with_no_truncation(mut self) -> Self {
         self.reach = Reach::Nowhere;
+        self
+    }
+
+    /// The backend has a floor of memory to which it can be parked.
+    #[must_use]
+    pub const fn with_parking(mut self) -> Self {
+        self.parks = true;
+        self
+    }
+
+    /// The backend leaves drafts, states and the choice of rows to the trait's own methods, which refuse
+    /// them.
+    #[must_use]
+    pub const fn without_sessions(mut self) -> Self {
+        self.sessions = false;
         self
     }
 

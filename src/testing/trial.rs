@@ -138,6 +138,18 @@ impl<'a> Trial<'a> {
         }
     }
 
+    /// What must not be refused.
+    #[track_caller]
+    pub(super) fn must(
+        &mut self,
+        what: &str,
+        act: impl FnOnce(&mut Watched) -> Result<(), CacheError>,
+    ) {
+        if let Err(error) = act(&mut self.cache) {
+            self.broken(format_args!("{what} was refused: {error}"));
+        }
+    }
+
     /// Clears the cache.
     pub(super) fn clear(&mut self) {
         self.cache.clear();

@@ -12,7 +12,7 @@ use crate::cache::{CacheBackend, CacheError};
 /// After `truncate(to)` a cache goes on, call after call, with the bits and the rows of one that was fed
 /// the same calls cut off at `to`; or it refused with [`Irreversible`](CacheError::Irreversible), names a
 /// length that can be reached, and is as it was. In all layers or none; rows of a batch that are shorter
-/// than `to` are left alone. What must not be refused is the end, 0, and what the [`Contract`] says.
+/// than `to` are left alone. The last call of a batch is taken back row by row. What must not be refused is the end, 0, and what the [`Contract`] says.
 ///
 /// # Panics
 /// If the law is broken.
@@ -30,6 +30,38 @@ pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
         }
         every_length(contract, model, &mixed(123), AMPLE);
         every_length(contract, model, &ragged(125)[..2], TIGHT);
+        let ragged = ragged(126);
+        for calls in 2..=ragged.len() {
+            last_call(contract, model, &ragged[..calls]);
+        }
+    }
+}
+
+/// Takes the last call of a batch back, row by row: by lengths that differ.
+fn last_call(contract: &Contract, model: &Model, past: &[Call]) {
+    let law = "a truncation is exact or refused";
+    let [before @ .., last] = past else { return };
+    let make = || Trial::new(law, contract, model, TIGHT);
+    let (mut trial, mut reference) = (make(), make());
+    trial.feed_all(before);
+    reference.feed_all(before);
+    let to = trial.lengths.clone();
+    trial.feed(last);
+    let there = trial.state();
+    match trial.cache.truncate_rows(&to) {
+        Ok(()) => {
+            (trial.lengths, trial.prompts) = (to, reference.prompts.clone());
+            goes_on(trial, reference, 1);
+        }
+        Err(CacheError::Irreversible { .. }) => {
+            let lossless = matches!(contract.reach, Reach::Everywhere | Reach::LastCall);
+            trial.require(!lossless, "the last call cannot be undone row by row");
+            trial.require(
+                trial.state() == there,
+                "a refused truncation changed something",
+            );
+        }
+        Err(error) => trial.broken(format_args!("truncation to {to:?} failed: {error}")),
     }
 }
 

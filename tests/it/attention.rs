@@ -6,11 +6,9 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{Device, Tensor, TensorData};
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, FullKv, Kept, KeysValues, LayerIndex, Observation, Observed,
-        Span, Step,
+        CacheBackend, CacheError, FullKv, KeysValues, LayerIndex, Observation, Observed, Span, Step,
     },
     exact::{Attend, PIECE, attention, with_column_sums},
-    memory::MemoryReport,
     model::{Decoder, Input},
     positions::{Positions, visible},
 };

@@ -37,6 +37,7 @@ fn residual(floor: Floor, less: usize) -> Contract {
     contract
         .with_rows(move |budget, _, _| budget - less)
         .with_rebuilt_rows()
+        .with_parking()
 }
 
 fn streaming(indexing: Indexing) -> Contract {
