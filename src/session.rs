@@ -5,6 +5,14 @@
 //! the version of the format. Every tensor and the whole of these facts carry a checksum (XXH3), which
 //! finds damage and no forgery.
 //!
+//! # The file
+//! Rows, positions, ids and scores are tensors: a [`Tensor`](crate::cache::Entry::Tensor) has four
+//! dimensions in the dtype of the model, the lists have one, integers in U64, ids in U32, scores in F32.
+//! The header's `__metadata__` says `format` (`kv-direct session`), `version`, `written_by`, `fingerprint`,
+//! `backend`, `options`, `model` and `checksum.NAME` for every tensor: the XXH3 of the line `NAME DTYPE
+//! [SHAPE]` and its bytes. `checksum` is that of a line `LENGTH KEY LENGTH VALUE` for every other fact, sorted.
+//! All of them are 16 hexadecimal digits.
+//!
 //! What is read back goes on with the same bits as long as the kernels are the same: on one kind of
 //! machine, with one build.
 //!

@@ -35,6 +35,8 @@ mod folder;
 mod fuzz;
 #[path = "it/golden.rs"]
 mod golden;
+#[path = "it/kill.rs"]
+mod kill;
 #[path = "../examples/common/kl.rs"]
 mod kl;
 #[path = "it/loader.rs"]
@@ -67,6 +69,10 @@ mod rope_fields;
 mod sampling;
 #[path = "it/session.rs"]
 mod session;
+#[path = "it/session_file.rs"]
+mod session_file;
+#[path = "it/session_fuzz.rs"]
+mod session_fuzz;
 #[path = "it/simulator.rs"]
 mod simulator;
 #[path = "it/sliding.rs"]
@@ -79,3 +85,5 @@ mod text;
 mod warnings;
 #[path = "it/window_fields.rs"]
 mod window_fields;
+#[path = "it/zoo.rs"]
+mod zoo;

@@ -22,9 +22,9 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Bytes held for a byte of JSON at worst: in a header a two-byte list makes a value of 32 bytes, and a
 /// list that grows is held twice. Configurations take far less.
-const FACTOR: usize = 32;
+pub const FACTOR: usize = 32;
 /// What a few hundred bytes may ask for: lists of the names of a thousand layers.
-const CONSTANT: usize = 16 << 20;
+pub const CONSTANT: usize = 16 << 20;
 
 /// A model small enough to load a thousand times a second.
 fn folder(test: &str) -> Folder {
@@ -123,7 +123,7 @@ fn edited(good: &[u8], edits: &[Edit]) -> Vec<u8> {
 }
 
 /// Edits of `good`, or bytes that owe it nothing.
-fn bytes(good: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+pub fn bytes(good: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         9 => prop::collection::vec(edit(), 0..6).prop_map(move |edits| edited(&good, &edits)),
         1 => prop::collection::vec(any::<u8>(), 0..600),

@@ -1,0 +1,91 @@
+//! A process that is killed while it saves leaves the old file or the new one.
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{CacheBackend, FullKv},
+    model::Decoder,
+    session,
+};
+
+use crate::support::{feed, random, tokens};
+
+const PATH: &str = "KV_DIRECT_SAVES_TO";
+
+fn decoder() -> Decoder {
+    random(&kv_direct::model::DecoderConfig::new(97, 64, 2, 4, 4))
+}
+
+/// Two sessions: one of 600 tokens, and the same after one more.
+fn sessions(decoder: &Decoder) -> [FullKv; 2] {
+    [600, 601].map(|length| {
+        let mut cache = FullKv::new(&decoder.shape());
+        feed(decoder, &mut cache, &tokens(1, length)[..]);
+        cache
+    })
+}
+
+#[test]
+#[ignore = "runs for ever: the other test starts it as a process of its own, and kills it"]
+fn a_process_that_saves_for_ever() {
+    let path = env::var(PATH).expect("the test that starts it says where to");
+    let (decoder, path) = (decoder(), Path::new(&path));
+    let (sessions, model) = (sessions(&decoder), decoder.fingerprint());
+    for turn in 0.. {
+        session::save(path, &sessions[turn % 2], &model).expect("a state that can be written");
+        if turn == 0 {
+            println!("\nsaved");
+        }
+    }
+}
+
+#[test]
+fn a_save_that_is_killed_leaves_the_old_file_or_the_new_one() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("session.safetensors");
+    let decoder = decoder();
+    let model = decoder.fingerprint();
+    let expected = sessions(&decoder).map(|mut cache| feed(&decoder, &mut cache, &[5][..]));
+    let mut found = [0, 0];
+    for kill in 0..200_u64 {
+        let mut child = Command::new(env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "kill::a_process_that_saves_for_ever",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(PATH, &path)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("this program can be started");
+        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let saved = lines.map_while(Result::ok).find(|line| line == "saved");
+        assert!(saved.is_some(), "the process ended before its first save");
+        // Anywhere within some saves, spread by a step that shares no factor with their length.
+        thread::sleep(Duration::from_micros(kill * 7_919 % 25_000));
+        child.kill().expect("it runs for ever");
+        child.wait().expect("it was killed");
+        let mut cache = FullKv::new(&decoder.shape());
+        session::load(&path, &mut cache, &model, &Device::flex()).expect("a whole file");
+        let which = cache.position(0) - 600;
+        found[which] += 1;
+        assert!(
+            feed(&decoder, &mut cache, &[5][..]) == expected[which],
+            "kill {kill}"
+        );
+    }
+    assert!(
+        found.iter().all(|&times| times > 0),
+        "{found:?}: never killed between two saves"
+    );
+}

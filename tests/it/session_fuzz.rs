@@ -1,0 +1,300 @@
+//! Damaged and made-up session files: whatever they say, loading answers or refuses, allocates no more than
+//! the file justifies, and what was accepted can be used. `KV_DIRECT_FUZZ_CASES` asks for more cases.
+
+use std::{cell::Cell, collections::BTreeMap, env, fs, path::Path};
+
+use burn::tensor::Device;
+use kv_direct::{
+    cache::{CacheBackend, TokenIds},
+    model::{Decoder, DecoderConfig, Input},
+    session::{self, Fingerprint},
+};
+use proptest::{
+    prelude::*,
+    sample::{Index, select},
+    test_runner::{Config, TestRunner},
+};
+use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    allocator::measure,
+    fuzz::{CONSTANT, FACTOR, bytes},
+    support::{feed, random, tokens},
+    zoo::zoo,
+};
+
+/// A session file taken apart: its facts, and its tensors by name.
+#[derive(Clone)]
+struct Parts {
+    facts: BTreeMap<String, String>,
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+}
+
+impl Parts {
+    fn read(file: &[u8]) -> Self {
+        let (_, header) = SafeTensors::read_metadata(file).expect("a good file");
+        let tensors = SafeTensors::deserialize(file).expect("a good file");
+        let tensors = tensors.tensors().into_iter();
+        Self {
+            facts: header
+                .metadata()
+                .clone()
+                .unwrap_or_default()
+                .into_iter()
+                .collect(),
+            tensors: tensors
+                .map(|(name, view)| {
+                    (
+                        name,
+                        (view.dtype(), view.shape().to_vec(), view.data().to_vec()),
+                    )
+                })
+                .collect(),
+        }
+    }
+
+    /// The file, its checksums as they must be; none where the tensors fit no file.
+    fn sealed(mut self) -> Option<Vec<u8>> {
+        self.facts.retain(|key, _| !key.starts_with("checksum"));
+        for (name, (dtype, shape, data)) in &self.tensors {
+            let line = format!("{name} {dtype:?} {shape:?}\n").into_bytes();
+            let sum = format!("{:016x}", xxh3_64(&[line, data.clone()].concat()));
+            self.facts.insert(format!("checksum.{name}"), sum);
+        }
+        let line = |(key, value): (&String, &String)| {
+            format!("{} {key} {} {value}\n", key.len(), value.len())
+        };
+        let lines: String = self.facts.iter().map(line).collect();
+        let sum = format!("{:016x}", xxh3_64(lines.as_bytes()));
+        self.facts.insert("checksum".into(), sum);
+        let views = self.tensors.iter().map(|(name, (dtype, shape, data))| {
+            Ok((name, TensorView::new(*dtype, shape.clone(), data)?))
+        });
+        let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
+        serialize(views.ok()?, Some(self.facts.into_iter().collect())).ok()
+    }
+
+    fn changed(mut self, changes: &[Change]) -> Self {
+        for change in changes {
+            let names: Vec<String> = self.tensors.keys().cloned().collect();
+            let Some(name) = (!names.is_empty()).then(|| change.tensor.get(&names)) else {
+                return self;
+            };
+            let (dtype, shape, data) = &mut self.tensors.get_mut(name).expect("its own name");
+            match &change.how {
+                How::Word(at, word) if !data.is_empty() => {
+                    let size = dtype.bitsize() / 8;
+                    let at = at.index(data.len() / size) * size;
+                    data[at..at + size].copy_from_slice(&word.to_le_bytes()[..size]);
+                }
+                How::Swap(one, other) if !data.is_empty() => {
+                    let size = dtype.bitsize() / 8;
+                    let count = data.len() / size;
+                    let (one, other) = (one.index(count) * size, other.index(count) * size);
+                    (0..size).for_each(|byte| data.swap(one + byte, other + byte));
+                }
+                How::Resize(count) => {
+                    let row: usize = shape[1..].iter().product::<usize>() * dtype.bitsize() / 8;
+                    shape[0] = *count;
+                    data.resize(count * row, 0);
+                }
+                How::Turn if shape.len() == 4 => shape.swap(2, 3),
+                How::Remove => drop(self.tensors.remove(name)),
+                How::Become(other) => {
+                    let taken = self.tensors[other.get(&names)].clone();
+                    self.tensors.insert(name.clone(), taken);
+                }
+                _ => {}
+            }
+        }
+        self
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Change {
+    tensor: Index,
+    how: How,
+}
+
+#[derive(Debug, Clone)]
+enum How {
+    /// An element set to a word.
+    Word(Index, u64),
+    Swap(Index, Index),
+    Resize(usize),
+    Turn,
+    Remove,
+    /// What another entry is.
+    Become(Index),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let words = vec![
+        0,
+        1,
+        2,
+        3,
+        5,
+        7,
+        8,
+        12,
+        13,
+        511,
+        512,
+        513,
+        1024,
+        1 << 20,
+        1 << 32,
+        1 << 52,
+        u64::from(u32::MAX) + 1,
+        u64::MAX,
+        u64::MAX - 1,
+        u64::MAX / 2,
+        0x7f80_0000,
+        0x7fc0_0000,
+    ];
+    let how = prop_oneof![
+        6 => (any::<Index>(), select(words)).prop_map(|(at, word)| How::Word(at, word)),
+        2 => (any::<Index>(), any::<Index>()).prop_map(|(one, other)| How::Swap(one, other)),
+        1 => (0_usize..6).prop_map(How::Resize),
+        1 => Just(How::Turn),
+        1 => Just(How::Remove),
+        1 => any::<Index>().prop_map(How::Become),
+    ];
+    (any::<Index>(), how).prop_map(|(tensor, how)| Change { tensor, how })
+}
+
+/// Everything one can do with a cache that was loaded; what is refused is refused.
+fn used(decoder: &Decoder, cache: &mut Box<dyn CacheBackend>) {
+    let call = |count: usize, rows| TokenIds::from(vec![vec![1_u32; count]; rows]);
+    let forward = |cache: &mut Box<dyn CacheBackend>, count| {
+        let rows = cache.rows().max(1);
+        drop(decoder.forward(Input::from(call(count, rows)), cache));
+    };
+    for layer in 0..4 {
+        drop(cache.kept(kv_direct::cache::LayerIndex::new(layer)));
+    }
+    drop((cache.memory(), cache.state(), cache.park()));
+    let mut fork = cache.fork();
+    drop(fork.select_rows(&[0]));
+    forward(&mut fork, 2);
+    drop(fork.truncate(fork.position(0).saturating_sub(3)));
+    forward(cache, 1);
+    drop(cache.checkpoint());
+    forward(cache, 3);
+    drop(cache.accept());
+    forward(cache, 1);
+}
+
+/// What is fuzzed: a decoder, a kind of cache, the file of one, and where it lies.
+struct Subject<'a> {
+    decoder: &'a Decoder,
+    model: Fingerprint,
+    empty: Box<dyn CacheBackend>,
+    path: &'a Path,
+}
+
+impl Subject<'_> {
+    /// Whether the file was accepted.
+    fn survives(&self, file: &[u8]) -> Result<bool, TestCaseError> {
+        fs::write(self.path, file).expect("written");
+        let mut cache = self.empty.fork();
+        let (loaded, peak, _) =
+            measure(|| session::load(self.path, &mut cache, &self.model, &Device::flex()).is_ok());
+        // Rows are held in whole pieces of 512, in every layer and of every batch row.
+        let row = self.decoder.shape().keys_values_per_token();
+        let most = file.len() * FACTOR + CONSTANT + cache.rows() * 2 * 512 * (row + 64);
+        prop_assert!(peak <= most, "{peak} bytes for a file of {}", file.len());
+        if loaded {
+            used(self.decoder, &mut cache);
+        }
+        Ok(loaded)
+    }
+}
+
+fn fuzz<S: Strategy>(
+    default: u32,
+    decoder: &Decoder,
+    strategy: impl Fn(Vec<u8>) -> S,
+    file: impl Fn(&[u8], S::Value) -> Option<Vec<u8>>,
+) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("session.safetensors");
+    let cases = env::var("KV_DIRECT_FUZZ_CASES").ok();
+    let cases = cases.map_or(default, |cases| cases.parse().expect("a number of cases"));
+    let model = decoder.fingerprint();
+    let (accepted, refused) = (Cell::new(0_u32), Cell::new(0_u32));
+    for (name, mut cache) in zoo(decoder, 8) {
+        let empty = cache.fork();
+        for call in [
+            vec![tokens(1, 9), tokens(2, 4)],
+            vec![tokens(3, 1); 2],
+            vec![tokens(4, 4); 2],
+        ] {
+            feed(decoder, &mut cache, call);
+        }
+        session::save(&path, &cache, &model).expect("a state that can be written");
+        let good = fs::read(&path).expect("a file");
+        let subject = Subject {
+            decoder,
+            model,
+            empty,
+            path: &path,
+        };
+        assert!(subject.survives(&good).is_ok_and(|loaded| loaded), "{name}");
+        let config = Config {
+            cases,
+            failure_persistence: None,
+            ..Config::default()
+        };
+        let result = TestRunner::new(config).run(&strategy(good.clone()), |case| {
+            let Some(bytes) = file(&good, case) else {
+                return Ok(());
+            };
+            let counter = if subject.survives(&bytes)? {
+                &accepted
+            } else {
+                &refused
+            };
+            counter.set(counter.get() + 1);
+            Ok(())
+        });
+        if let Err(error) = result {
+            panic!("{name}: {error}");
+        }
+    }
+    let (accepted, refused) = (accepted.get(), refused.get());
+    assert!(
+        accepted > 0 && refused > 0,
+        "{accepted} accepted, {refused} refused"
+    );
+}
+
+fn small(windows: bool) -> Decoder {
+    let mut config = DecoderConfig::new(97, 16, 2, 2, 2);
+    config.max_positions = 64;
+    if windows {
+        config.layers[0].window = std::num::NonZeroUsize::new(5);
+    }
+    random(&config)
+}
+
+#[test]
+fn no_bytes_of_a_session_do_more_than_be_refused() {
+    fuzz(60, &small(true), bytes, |_, bytes| Some(bytes));
+}
+
+/// As bytes never do, the checksums are right: what is in the entries is all there is to refuse.
+#[test]
+fn no_entries_of_a_session_do_more_than_be_refused() {
+    for windows in [false, true] {
+        fuzz(
+            100,
+            &small(windows),
+            |_| prop::collection::vec(change(), 1..4),
+            |good, changes| Parts::read(good).changed(&changes).sealed(),
+        );
+    }
+}

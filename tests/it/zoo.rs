@@ -1,0 +1,59 @@
+//! One of every backend, its budget as asked.
+
+use kv_direct::{
+    cache::{
+        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, Tova, TovaConfig, Window,
+    },
+    model::Decoder,
+};
+
+use crate::support::{probe, residual};
+
+/// By name: `budget` rows, or what is nearest to it; `usize::MAX` exact rows where a cache is parked.
+pub fn zoo(decoder: &Decoder, budget: usize) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
+    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let streaming = |indexing| {
+        let config = StreamingLlmConfig::new(budget - 2).with_sinks(2);
+        StreamingLlm::new(&shape, config.with_indexing(indexing))
+    };
+    let mut all: Vec<(&'static str, Box<dyn CacheBackend>)> = vec![
+        ("full_kv", Box::new(FullKv::new(&shape))),
+        (
+            "residual",
+            Box::new(residual(decoder, budget, Floor::Tokens, &probe)),
+        ),
+        (
+            "residual parked",
+            Box::new(residual(decoder, usize::MAX, Floor::Tokens, &probe)),
+        ),
+        (
+            "residual over residuals",
+            Box::new(residual(decoder, budget, Floor::Residuals, &probe)),
+        ),
+        (
+            "window",
+            Box::new(Window::new(&shape, budget).expect("a budget")),
+        ),
+        (
+            "streaming_llm",
+            Box::new(streaming(Indexing::Original).expect("recent rows")),
+        ),
+        (
+            "h2o",
+            Box::new(H2o::new(&shape, H2oConfig::new(budget, budget / 2)).expect("half of it")),
+        ),
+        (
+            "tova",
+            Box::new(Tova::new(&shape, TovaConfig::new(budget)).expect("a budget")),
+        ),
+        (
+            "snap_kv",
+            Box::new(SnapKv::new(&shape, SnapKvConfig::new(budget, 2)).expect("above the window")),
+        ),
+    ];
+    if let Ok(re_indexed) = streaming(Indexing::CacheIndex) {
+        all.push(("streaming_llm re-indexed", Box::new(re_indexed)));
+    }
+    all
+}
