@@ -25,9 +25,11 @@ mod norm;
 mod observed;
 #[cfg(feature = "model")]
 mod pool;
+mod zeros;
 
 #[cfg(feature = "model")]
 pub(crate) use self::pool::{both, in_pool};
+pub(crate) use self::zeros::zeros;
 pub use self::{
     attention::{Attend, attention, attention_scratch},
     linear::linear,

@@ -7,6 +7,8 @@
 
 #[path = "it/allocator.rs"]
 mod allocator;
+#[path = "it/alone.rs"]
+mod alone;
 #[path = "it/attention.rs"]
 mod attention;
 #[path = "it/bad_input.rs"]
@@ -39,6 +41,8 @@ mod golden;
 mod kill;
 #[path = "../examples/common/kl.rs"]
 mod kl;
+#[path = "it/live_bytes.rs"]
+mod live_bytes;
 #[path = "it/loader.rs"]
 mod loader;
 #[path = "it/memory.rs"]

@@ -15,7 +15,7 @@ use crate::{
         CacheError, KeysValues, Projection,
         slots::{Run, Slots},
     },
-    exact::PIECE,
+    exact::{PIECE, zeros},
     memory::MemoryReport,
     positions::Positions,
 };
@@ -158,9 +158,9 @@ impl Rows {
             return KeysValues::new(keys, values, self.positions(&self.slots));
         }
         let options = (&keys.device(), keys.dtype());
-        let keys = Tensor::zeros([batch, heads, width, whole], options)
+        let keys = zeros([batch, heads, width, whole], options)
             .slice_assign([0..batch, 0..heads, 0..width, 0..slots], keys);
-        let values = Tensor::zeros([batch, heads, whole, width], options)
+        let values = zeros([batch, heads, whole, width], options)
             .slice_assign([0..batch, 0..heads, 0..slots, 0..width], values);
         let mut padded = self.slots.clone();
         padded.iter_mut().for_each(|row| row.grow(whole));
@@ -203,7 +203,7 @@ impl Rows {
     pub(crate) fn first_keys(&self, row: usize, count: usize) -> Tensor<4> {
         let (keys, _) = self.buffers.as_ref().expect("rows were stored");
         let [_, kv_heads, width, _] = keys.dims();
-        let copy = Tensor::zeros([1, kv_heads, count, width], (&keys.device(), keys.dtype()));
+        let copy = zeros([1, kv_heads, count, width], (&keys.device(), keys.dtype()));
         let first = keys
             .clone()
             .slice([row..row + 1, 0..kv_heads, 0..width, 0..count]);
@@ -348,8 +348,8 @@ impl Rows {
     fn grow(&mut self, slots: usize, like: &Tensor<4>) {
         let [batch, heads, _, width] = like.dims();
         let options = (&like.device(), like.dtype());
-        let mut keys = Tensor::zeros([batch, heads, width, slots], options);
-        let mut values = Tensor::zeros([batch, heads, slots, width], options);
+        let mut keys = zeros([batch, heads, width, slots], options);
+        let mut values = zeros([batch, heads, slots, width], options);
         if let Some((old_keys, old_values)) = self.buffers.take() {
             let old = old_keys.dims()[3];
             keys = keys.slice_assign([0..batch, 0..heads, 0..width, 0..old], old_keys);

@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::PIECE;
+use super::{PIECE, zeros};
 use crate::positions::{Positions, visible};
 
 /// What attention needs to know of a layer.
@@ -71,8 +71,8 @@ impl Attend {
 /// use kv_direct::{exact::{Attend, attention}, positions::Positions};
 ///
 /// let device = Device::flex();
-/// let query = Tensor::<4>::zeros([1, 2, 1, 4], &device);
-/// let keys = Tensor::<4>::zeros([1, 1, 4, 512], &device);
+/// let query = zeros([1, 2, 1, 4], &device);
+/// let keys = zeros([1, 1, 4, 512], &device);
 /// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
 /// let mut slots = vec![Positions::EMPTY; 512];
 /// slots[..3].copy_from_slice(&[0, 1, 2]);
@@ -100,7 +100,8 @@ pub fn attention(
     )
 }
 
-/// Bytes of temporaries that [`attention`] holds for the scores of its largest block.
+/// Bytes of temporaries that [`attention`] holds for the scores of its largest block: a product is held
+/// twice while it is made.
 #[must_use]
 pub fn attention_scratch(
     batch: usize,
@@ -110,7 +111,7 @@ pub fn attention_scratch(
     element: usize,
 ) -> usize {
     let block = tokens.min(QUERY_BLOCK);
-    batch * block * slots * element * (heads + 1)
+    batch * block * slots * element * 2 * heads
 }
 
 /// Queries whose scores are held at a time.
@@ -241,7 +242,7 @@ fn whole(part: Tensor<4>) -> Tensor<4> {
         return part;
     }
     let options = (&part.device(), part.dtype());
-    let rest = Tensor::zeros([batch, heads, rows, PIECE - width], options);
+    let rest = zeros([batch, heads, rows, PIECE - width], options);
     Tensor::cat(vec![part, rest], 3)
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::PIECE;
+use super::{PIECE, zeros};
 
 /// `x · weight`, where a row of the result depends on its own row of `x` and on `weight` alone.
 ///
@@ -42,7 +42,7 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     let products = (0..width)
         .step_by(part)
         .map(|from| product(&x, weight, from..(from + part).min(width)));
-    let nothing = || Tensor::zeros([batch * tokens, out], (&weight.device(), weight.dtype()));
+    let nothing = || zeros([batch * tokens, out], (&weight.device(), weight.dtype()));
     added(products)
         .unwrap_or_else(nothing)
         .reshape([batch, tokens, out])

@@ -2,7 +2,10 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::attention::{Attend, run};
+use super::{
+    attention::{Attend, run},
+    zeros,
+};
 use crate::positions::Positions;
 
 /// [`attention()`](super::attention()), and for every query head the probabilities that all queries of
@@ -62,13 +65,13 @@ pub fn with_column_sums(
             };
             let ranges = [0..batch, 0..heads, 0..1, seen];
             let (all, column) = match sums.take() {
-                None => (Tensor::zeros([batch, heads, 1, slots], options), column),
+                None => (zeros([batch, heads, 1, slots], options), column),
                 Some(sums) => (sums.clone(), sums.slice(ranges.clone()) + column),
             };
             sums = Some(all.slice_assign(ranges, column));
         },
     );
-    let sums = sums.unwrap_or_else(|| Tensor::zeros([batch, heads, 1, slots], options));
+    let sums = sums.unwrap_or_else(|| zeros([batch, heads, 1, slots], options));
     (out, sums.reshape([batch, heads, slots]))
 }
 
@@ -99,7 +102,7 @@ pub fn with_last_rows(
     let slots = positions.width();
     let last = last.min(tokens);
     let options = (&query.device(), DType::F32);
-    let mut rows = Tensor::<4>::zeros([batch, heads, last, slots], options);
+    let mut rows = zeros([batch, heads, last, slots], options);
     let together = queries.rows_agree();
     let out = run(
         query,

@@ -1,9 +1,10 @@
-//! Counts what the current thread allocates.
+//! Counts what is allocated: by the current thread, and by the whole process.
 #![allow(unsafe_code, reason = "an allocator cannot be written without")]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    sync::atomic::{AtomicIsize, Ordering::Relaxed},
 };
 
 struct Counting;
@@ -14,6 +15,10 @@ thread_local! {
     /// The most `LIVE` has been.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
+
+/// The same of all threads together.
+static ALL_LIVE: AtomicIsize = AtomicIsize::new(0);
+static ALL_PEAK: AtomicIsize = AtomicIsize::new(0);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -29,7 +34,25 @@ pub fn measure<R>(work: impl FnOnce() -> R) -> (R, usize, isize) {
     (result, (peak - before).unsigned_abs(), LIVE.get() - before)
 }
 
+/// Bytes that the process holds now. Only of use where nothing else runs in it.
+pub fn live() -> isize {
+    ALL_LIVE.load(Relaxed)
+}
+
+/// As [`measure`], for a process in which nothing else runs: what any thread held.
+pub fn measure_all<R>(work: impl FnOnce() -> R) -> (R, usize, isize) {
+    let before = live();
+    ALL_PEAK.store(before, Relaxed);
+    let result = work();
+    let peak = ALL_PEAK.load(Relaxed) - before;
+    (result, peak.unsigned_abs(), live() - before)
+}
+
 fn count(bytes: isize) {
+    let now = ALL_LIVE.fetch_add(bytes, Relaxed) + bytes;
+    if bytes > 0 {
+        ALL_PEAK.fetch_max(now, Relaxed);
+    }
     // A thread that ends may still free when its counters are gone.
     let _ = LIVE.try_with(|live| {
         let now = live.get() + bytes;

@@ -4,7 +4,7 @@ use std::{
     env,
     io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
     thread,
     time::Duration,
 };
@@ -16,7 +16,10 @@ use kv_direct::{
     session,
 };
 
-use crate::support::{feed, random, tokens};
+use crate::{
+    alone::alone,
+    support::{feed, random, tokens},
+};
 
 const PATH: &str = "KV_DIRECT_SAVES_TO";
 
@@ -56,13 +59,7 @@ fn a_save_that_is_killed_leaves_the_old_file_or_the_new_one() {
     let expected = sessions(&decoder).map(|mut cache| feed(&decoder, &mut cache, &[5][..]));
     let mut found = [0, 0];
     for kill in 0..200_u64 {
-        let mut child = Command::new(env::current_exe().expect("this program"))
-            .args([
-                "--exact",
-                "kill::a_process_that_saves_for_ever",
-                "--ignored",
-                "--nocapture",
-            ])
+        let mut child = alone("kill::a_process_that_saves_for_ever")
             .env(PATH, &path)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -10,6 +10,7 @@ use crate::{
         CacheError, Entry, KeysValues, ModelShape, Projection, Replay, State, TokenIds,
         rows::{Rows, index},
     },
+    exact::zeros,
     positions::Positions,
 };
 
@@ -118,7 +119,7 @@ impl Residuals {
                     .count();
                 let options = (&residual.device(), residual.dtype());
                 while self.0.len() <= chunk {
-                    self.0.push(Tensor::zeros([batch, CHUNK, hidden], options));
+                    self.0.push(zeros([batch, CHUNK, hidden], options));
                 }
                 let part = residual
                     .clone()

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::{Rows, parts};
 use crate::{
     cache::{Projection, slots::Slots},
-    exact::PIECE,
+    exact::{PIECE, zeros},
     positions::Positions,
 };
 
@@ -52,8 +52,8 @@ impl Rows {
         let held = (width > 0).then(|| select(&old_keys, &old_values, &order, self.lists(), width));
         // Beside the copy only the old buffers or the new ones are held.
         drop((old_keys, old_values));
-        let mut keys = Tensor::zeros([batch, heads, head_dim, capacity], (&device, dtype));
-        let mut values = Tensor::zeros([batch, heads, capacity, head_dim], (&device, dtype));
+        let mut keys = zeros([batch, heads, head_dim, capacity], (&device, dtype));
+        let mut values = zeros([batch, heads, capacity, head_dim], (&device, dtype));
         if let Some((held_keys, held_values)) = held {
             keys = keys.slice_assign([0..batch, 0..heads, 0..head_dim, 0..width], held_keys);
             values = values.slice_assign([0..batch, 0..heads, 0..width, 0..head_dim], held_values);
@@ -91,8 +91,8 @@ fn select(
         );
     }
     let mut all = (
-        Tensor::zeros([batch, kv_heads, head_dim, width], options),
-        Tensor::zeros([batch, kv_heads, width, head_dim], options),
+        zeros([batch, kv_heads, head_dim, width], options),
+        zeros([batch, kv_heads, width, head_dim], options),
     );
     for (rows, heads, list) in parts {
         let count = order[list].len();

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::Rows;
 use crate::{
     cache::{CacheError, slots::Slots},
-    exact::PIECE,
+    exact::{PIECE, zeros},
 };
 
 impl Rows {
@@ -35,8 +35,8 @@ impl Rows {
         };
         let [batch, heads, width, _] = old_keys.dims();
         let options = (&old_keys.device(), old_keys.dtype());
-        let mut keys = Tensor::zeros([batch, heads, width, whole], options);
-        let mut values = Tensor::zeros([batch, heads, whole, width], options);
+        let mut keys = zeros([batch, heads, width, whole], options);
+        let mut values = zeros([batch, heads, whole, width], options);
         let together = moved.iter().all(|by| *by == moved[0]);
         for row in 0..if together { 1 } else { batch } {
             let (rows, end) = if together {

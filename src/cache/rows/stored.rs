@@ -1,11 +1,9 @@
 //! Rows as entries of a state, and back.
 
-use burn::tensor::Tensor;
-
 use super::Rows;
 use crate::{
     cache::{CacheError, Entry, ModelShape, State, slots::Slots, state::wrong},
-    exact::PIECE,
+    exact::{PIECE, zeros},
 };
 
 impl Rows {
@@ -128,10 +126,9 @@ impl Rows {
         let capacity = rows.limit.map_or(whole, |limit| whole.min(limit)).max(end);
         let options = (&keys.device(), keys.dtype());
         let at = [0..batch, 0..heads, 0..width, 0..end];
-        let keys = Tensor::zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
+        let keys = zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
         let at = [0..batch, 0..heads, 0..end, 0..width];
-        let values =
-            Tensor::zeros([batch, heads, capacity, width], options).slice_assign(at, values);
+        let values = zeros([batch, heads, capacity, width], options).slice_assign(at, values);
         rows.buffers = Some((keys, values));
         rows.slots.iter_mut().for_each(|slots| slots.grow(capacity));
         Ok(rows)
