@@ -45,6 +45,8 @@ mod kl;
 mod live_bytes;
 #[path = "it/loader.rs"]
 mod loader;
+#[path = "it/long_run.rs"]
+mod long_run;
 #[path = "it/memory.rs"]
 mod memory;
 #[path = "it/oracle.rs"]
