@@ -2,7 +2,10 @@
 
 use kv_direct::cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex};
 
-use crate::support::{backends, feed, probe, residual, seen, tiny, tokens};
+use crate::{
+    allocator::measure,
+    support::{backends, feed, probe, residual, seen, tiny, tokens},
+};
 
 #[test]
 fn the_last_call_of_a_lossless_backend_can_be_undone() {
@@ -26,6 +29,69 @@ fn the_last_call_of_a_lossless_backend_can_be_undone() {
             feed(&decoder, &mut cache, &ids[20..]) == expected,
             "{name} goes on as if never fed"
         );
+    }
+}
+
+/// What stays is neither moved nor copied, however much it is.
+#[test]
+fn undoing_a_call_costs_what_the_call_was() {
+    let decoder = tiny(2);
+    let probe = probe(&decoder);
+    let parked = || residual(&decoder, usize::MAX, Floor::Tokens, &probe);
+    for length in [30, 1_100, 2_000] {
+        let full: Box<dyn CacheBackend> = Box::new(FullKv::new(&decoder.shape()));
+        for mut cache in [full, Box::new(parked())] {
+            feed(&decoder, &mut cache, &tokens(1, length)[..]);
+            feed(&decoder, &mut cache, &tokens(2, 5)[..]);
+            let (done, peak, _) = measure(|| cache.truncate(length));
+            done.expect("the last call");
+            assert!(
+                peak < 4 << 10,
+                "{peak} bytes to take 5 tokens of {length} back"
+            );
+        }
+    }
+}
+
+/// Rows of different lengths go back to where each of them stood.
+#[test]
+fn the_last_call_of_a_batch_can_be_undone_row_by_row() {
+    let decoder = tiny(2);
+    let rows = |seed, lengths: [usize; 3]| -> Vec<Vec<u32>> {
+        let rows = lengths.iter().enumerate();
+        rows.map(|(row, &n)| tokens(seed + row as u64, n)).collect()
+    };
+    for (name, mut cache) in backends(&decoder)
+        .into_iter()
+        .filter(|(name, _)| *name != "Window")
+    {
+        feed(&decoder, &mut cache, rows(1, [9, 3, 0]));
+        let mut straight = cache.fork();
+        feed(&decoder, &mut cache, rows(5, [1, 12, 4]));
+        let refused = cache.truncate_rows(&[9, 3]);
+        assert!(
+            matches!(
+                refused,
+                Err(CacheError::Rows {
+                    expected: 3,
+                    found: 2
+                })
+            ),
+            "{refused:?}"
+        );
+        let refused = cache.truncate_rows(&[9, 3, 5]);
+        assert!(
+            matches!(
+                refused,
+                Err(CacheError::TruncateBeyond { to: 5, longest: 4 })
+            ),
+            "{refused:?}"
+        );
+        cache.truncate_rows(&[9, 3, 0]).expect("the last call");
+        assert_eq!(seen(&cache, 3).0, [9, 3, 0, 0], "{name}");
+        let next = rows(9, [2, 1, 3]);
+        let expected = feed(&decoder, &mut straight, next.clone());
+        assert!(feed(&decoder, &mut cache, next) == expected, "{name}");
     }
 }
 
