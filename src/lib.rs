@@ -1,6 +1,9 @@
-#![cfg_attr(all(feature = "pretrained", feature = "text"), doc = include_str!("../README.md"))]
 #![cfg_attr(
-    not(all(feature = "pretrained", feature = "text")),
+    all(feature = "pretrained", feature = "session", feature = "text"),
+    doc = include_str!("../README.md")
+)]
+#![cfg_attr(
+    not(all(feature = "pretrained", feature = "session", feature = "text")),
     doc = "KV-cache backends behind one trait; start at [`cache`]."
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -71,8 +71,8 @@ impl Attend {
 /// use kv_direct::{exact::{Attend, attention}, positions::Positions};
 ///
 /// let device = Device::flex();
-/// let query = zeros([1, 2, 1, 4], &device);
-/// let keys = zeros([1, 1, 4, 512], &device);
+/// let query = Tensor::zeros([1, 2, 1, 4], &device);
+/// let keys = Tensor::zeros([1, 1, 4, 512], &device);
 /// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
 /// let mut slots = vec![Positions::EMPTY; 512];
 /// slots[..3].copy_from_slice(&[0, 1, 2]);
