@@ -41,6 +41,10 @@ mod golden;
 mod kill;
 #[path = "../examples/common/kl.rs"]
 mod kl;
+#[path = "it/life.rs"]
+mod life;
+#[path = "it/life_model.rs"]
+mod life_model;
 #[path = "it/live_bytes.rs"]
 mod live_bytes;
 #[path = "it/loader.rs"]

@@ -28,10 +28,11 @@ fn runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-fn any_policy() -> impl Strategy<Value = Policy> {
-    let amount = |least: usize| {
+/// A policy whose budget, where it is a number, is `most` rows at most.
+pub fn any_policy(most: usize) -> impl Strategy<Value = Policy> {
+    let amount = move |least: usize| {
         prop_oneof![
-            3 => (least..=30).prop_map(Rows),
+            3 => (least..=most).prop_map(Rows),
             1 => (0.05f64..=1.0).prop_map(Share),
         ]
     };
@@ -46,7 +47,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         group(),
     );
     prop_oneof![
-        (1usize..30).prop_map(|size| Policy::Window { size }),
+        (1..most).prop_map(|size| Policy::Window { size }),
         streaming.prop_map(|(sinks, recent, reindexed)| Policy::Streaming {
             sinks,
             recent,
@@ -115,7 +116,7 @@ fn any_calls() -> impl Strategy<Value = Calls> {
 fn any_policy_holds_what_it_says_however_tokens_are_cut() {
     let models = Model::all();
     let mut runner = runner(48);
-    let strategy = (0..models.len(), any_policy(), any_calls(), 0u64..1000);
+    let strategy = (0..models.len(), any_policy(30), any_calls(), 0u64..1000);
     let cuts = Cell::new(Cuts::default());
     runner
         .run(&strategy, |(model, policy, calls, seed)| {
@@ -151,7 +152,7 @@ fn what_is_taken_back_leaves_no_trace() {
     let parts = (0.0..1.0, 0.0..1.0);
     let strategy = (
         0..models.len(),
-        any_policy(),
+        any_policy(30),
         any_calls(),
         parts,
         0u64..1000,
