@@ -75,7 +75,8 @@ impl ResidualCheckpoint {
         mut store: Option<&mut Rows>,
     ) -> Result<usize, CacheError> {
         let (window, verified) = (self.shape.windows[layer], self.progress.verified());
-        let needed = |row: usize, key| visible(verified[row], key, window);
+        // What came in a draft stays whatever the window shows.
+        let needed = |row: usize, key| key >= verified[row] || visible(verified[row], key, window);
         let mut reach = Rows::new(window);
         let held = prefix.pass(old, replay, on, &mut reach, |rows, positions| {
             if let Some(store) = &mut store {
