@@ -45,6 +45,10 @@ mod kl;
 mod life;
 #[path = "it/life_model.rs"]
 mod life_model;
+#[path = "it/life_states.rs"]
+mod life_states;
+#[path = "it/life_traps.rs"]
+mod life_traps;
 #[path = "it/live_bytes.rs"]
 mod live_bytes;
 #[path = "it/loader.rs"]

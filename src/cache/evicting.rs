@@ -298,7 +298,10 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             slots,
         };
         match &mut self.draft {
-            Some(draft) => draft.keep(layer, &seen, &self.held.progress.adding()),
+            Some(draft) => {
+                let adding = self.held.progress.adding();
+                draft.keep(layer, &seen, &adding, &self.turn.after);
+            }
             None => self.evict(layer, &seen),
         }
         Ok(())
@@ -345,7 +348,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             return Ok(());
         }
         match &mut self.draft {
-            Some(draft) => draft.truncate(&self.held.progress.verified(), to),
+            Some(draft) => draft.truncate(to),
             None => self.policy.truncate(self.held.progress.lengths(), to),
         }
         self.held.truncate(to);

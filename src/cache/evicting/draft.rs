@@ -8,8 +8,15 @@ use crate::cache::Observation;
 pub(super) struct Draft {
     /// The length of every batch row's prompt when the draft began.
     prompts: Vec<Option<usize>>,
-    /// By layer and batch row: what each query of the draft gave to every slot, head after head.
-    queries: Vec<Vec<Vec<Vec<f32>>>>,
+    /// By layer and batch row, those that were asked for.
+    queries: Vec<Vec<Vec<Query>>>,
+}
+
+/// What a query of the draft gave to every slot, head after head.
+#[derive(Debug, Clone)]
+struct Query {
+    position: usize,
+    seen: Vec<f32>,
 }
 
 impl Draft {
@@ -38,23 +45,28 @@ impl Draft {
             .collect()
     }
 
-    /// Keeps what the queries of a step saw, `count[row]` of every batch row.
-    pub(super) fn keep(&mut self, layer: usize, seen: &Seen<'_>, count: &[usize]) {
+    /// Keeps what the queries of a step saw: of every batch row the newest, as many as it brought, up to
+    /// its length in `after`.
+    pub(super) fn keep(&mut self, layer: usize, seen: &Seen<'_>, count: &[usize], after: &[usize]) {
         let held = &mut self.queries[layer];
         held.resize(count.len(), Vec::new());
         for (row, (held, &count)) in held.iter_mut().zip(count).enumerate() {
-            for query in seen.queries - count.min(seen.queries)..seen.queries {
+            for back in (1..=count.min(seen.queries)).rev() {
+                let query = seen.queries - back;
                 let heads = (0..seen.heads).flat_map(|head| seen.row(row, head, query));
-                held.push(heads.copied().collect());
+                held.push(Query {
+                    position: after[row] - back,
+                    seen: heads.copied().collect(),
+                });
             }
         }
     }
 
-    /// Forgets what the queries from `to` on saw; `before` are the lengths when the draft began.
-    pub(super) fn truncate(&mut self, before: &[usize], to: &[usize]) {
+    /// Forgets what the queries from `to` on saw.
+    pub(super) fn truncate(&mut self, to: &[usize]) {
         for layer in &mut self.queries {
-            for (row, held) in layer.iter_mut().enumerate() {
-                held.truncate(to[row].saturating_sub(before[row]));
+            for (held, &to) in layer.iter_mut().zip(to) {
+                held.retain(|query| query.position < to);
             }
         }
     }
@@ -84,7 +96,7 @@ impl Draft {
                 Observation::LastRows(_) => held.len().saturating_sub(queries),
                 _ => 0,
             };
-            for (index, query) in held[first..].iter().enumerate() {
+            for (index, Query { seen: query, .. }) in held[first..].iter().enumerate() {
                 let at = match wanted {
                     Observation::LastRows(_) => queries - (held.len() - first) + index,
                     _ => 0,
@@ -108,6 +120,7 @@ impl Draft {
 
     pub(super) fn bytes(&self) -> usize {
         let queries = self.queries.iter().flatten().flatten();
-        queries.map(|seen| seen.capacity() * size_of::<f32>()).sum()
+        let bytes = |query: &Query| query.seen.capacity() * size_of::<f32>();
+        queries.map(bytes).sum()
     }
 }
