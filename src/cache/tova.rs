@@ -25,8 +25,8 @@ use crate::{
 /// # Cost
 /// `budget` rows, in whole pieces of 512 slots that also hold the rows of the step. A step beyond the
 /// budget reads the newest query's probabilities back, `heads` numbers a slot in every layer; one below
-/// it costs nothing, unless the budget is a share of a prompt of which more chunks follow and the batch
-/// has several rows: then the newest query of each row is read back and held until its prompt ends.
+/// it costs nothing, unless the budget is a share of a prompt of which more chunks follow: then the newest
+/// query of each row is read back and held until its prompt ends.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -111,12 +111,11 @@ impl Policy for NewestQuery {
     }
 
     fn wants(&self, turn: &Turn) -> Observation {
-        let batch = turn.after.len();
         let wanted = |row: usize| match self.config.budget.of(turn.prompts[row]) {
             Some(budget) => turn.after[row] > budget,
-            None => batch > 1 && turn.after[row] > turn.before[row],
+            None => turn.after[row] > turn.before[row],
         };
-        if (0..batch).any(wanted) {
+        if (0..turn.after.len()).any(wanted) {
             Observation::LastRows(1)
         } else {
             Observation::Nothing
