@@ -200,6 +200,30 @@ impl ResidualCheckpoint {
         Ok(cache)
     }
 
+    /// Takes every batch row back to its length in `to`, which makes sense.
+    fn take_back(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0) {
+            if self.floor == Floor::Residuals {
+                return Err(refused);
+            }
+            self.layers
+                .iter_mut()
+                .for_each(|rows| *rows = rows.emptied());
+            self.emptied = true;
+        }
+        for rows in &mut self.layers {
+            rows.cut(self.progress.lengths(), to, !self.progress.is_draft());
+        }
+        self.progress.truncate(to);
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
+        self.tokens.truncate(to);
+        let longest = to.iter().copied().max().unwrap_or(0);
+        self.residuals
+            .iter_mut()
+            .for_each(|residuals| residuals.truncate(longest));
+        Ok(())
+    }
+
     fn empty(shape: &ModelShape, hot: usize, floor: Floor) -> Self {
         Self {
             shape: shape.clone(),
@@ -330,26 +354,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.clear();
             return Ok(());
         }
-        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0) {
-            if self.floor == Floor::Residuals {
-                return Err(refused);
-            }
-            self.layers
-                .iter_mut()
-                .for_each(|rows| *rows = rows.emptied());
-            self.emptied = true;
-        }
-        for rows in &mut self.layers {
-            rows.cut(self.progress.lengths(), to, !self.progress.is_draft());
-        }
-        self.progress.truncate(to);
-        (self.scratch_peak, self.sliding_peak) = (0, 0);
-        self.tokens.truncate(to);
-        let longest = to.iter().copied().max().unwrap_or(0);
-        self.residuals
-            .iter_mut()
-            .for_each(|residuals| residuals.truncate(longest));
-        Ok(())
+        self.take_back(to)
     }
 
     fn checkpoint(&mut self) -> Result<(), CacheError> {
@@ -362,7 +367,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.clear();
             return Ok(());
         }
-        self.truncate_rows(&to)?;
+        self.take_back(&to)?;
         self.progress.end_draft();
         Ok(())
     }
