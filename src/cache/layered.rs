@@ -132,7 +132,13 @@ impl Layered {
     pub(crate) fn restored(&self, state: &State) -> Result<Self, CacheError> {
         let lengths = state.lengths()?;
         let layers = self.layers.iter().enumerate();
-        let layers = layers.map(|(layer, rows)| rows.restored(layer, &lengths, &self.shape, state));
+        let layers = layers.map(|(layer, rows)| {
+            let rows = rows.restored(layer, &lengths, &self.shape, state)?;
+            match rows.are_some(&lengths) {
+                true => Ok(rows),
+                false => Err(wrong(&format!("layer.{layer}.slots"), "no row is held")),
+            }
+        });
         Ok(Self {
             shape: self.shape.clone(),
             layers: layers.collect::<Result<_, _>>()?,

@@ -161,15 +161,21 @@ impl ResidualCheckpoint {
                 row.to_vec()
             });
             cache.tokens = rows.collect();
-            cache.emptied = state.integers("emptied")? == [1];
+            cache.emptied = match state.integers("emptied")? {
+                [0] => false,
+                [1] => true,
+                _ => return Err(wrong("emptied", "it is neither 0 nor 1")),
+            };
         }
         for layer in 0..self.shape.layers() {
             let slots = || format!("layer.{layer}.slots");
             let rows = self.layers[layer].restored(layer, &lengths, &self.shape, state)?;
+            if cache.emptied && rows.capacity() > 0 {
+                return Err(wrong("emptied", "rows are held"));
+            }
             if self.shape.slides(layer) {
                 // Only above token ids a window's rows can be rebuilt.
-                let rebuilt = cache.emptied && rows.capacity() == 0;
-                if !rebuilt && !lengths.is_empty() && rows.capacity() == 0 {
+                if !cache.emptied && !rows.are_some(&lengths) {
                     return Err(wrong(
                         &slots(),
                         "the rows of a layer with a window are missing",

@@ -54,6 +54,7 @@ impl Rows {
         let mut rows = self.emptied();
         let name = |part: &str| format!("layer.{layer}.{part}");
         if !state.contains(&name("keys")) {
+            rows.resize(lengths.len());
             return Ok(rows);
         }
         let lists = rows.lists() * lengths.len();
@@ -132,6 +133,21 @@ impl Rows {
         rows.buffers = Some((keys, values));
         rows.slots.iter_mut().for_each(|slots| slots.grow(capacity));
         Ok(rows)
+    }
+
+    /// Whether every batch row with tokens holds some: a layer with a window of 1 need not, and of the others
+    /// what the window shows was looked for as they were [restored](Self::restored).
+    pub(crate) fn are_some(&self, lengths: &[usize]) -> bool {
+        let lists = self.lists();
+        let mut slots = self.slots.iter().enumerate();
+        let held = |(list, slots): (usize, &Slots)| lengths[list / lists] == 0 || slots.used() > 0;
+        match self.window {
+            Some(window) => {
+                let shows = |&length: &usize| length > 0 && window.get() > 1;
+                self.capacity() > 0 || !lengths.iter().any(shows)
+            }
+            None => slots.all(held),
+        }
     }
 
     /// Whether every batch row holds its newest rows and no others, at least `least(row)` of them.
