@@ -397,8 +397,10 @@ impl Life {
             return;
         }
         let heads = self.model.decoder.config().kv_heads;
-        let plain = !matches!(self.kind, Kind::Policy(Policy::H2o { .. }));
-        for plain in [false, plain] {
+        // Its scores are other sums in a draft.
+        let h2o = matches!(self.kind, Kind::Policy(Policy::H2o { .. }));
+        let drafts = row.past.iter().any(|past| matches!(past, Past::Accepted(_)));
+        for &plain in if h2o || !drafts { &[false][..] } else { &[false, true] } {
             let (twin, logits) = if self.kind.lossless() {
                 let mut twin: Box<dyn CacheBackend> =
                     Box::new(FullKv::new(&self.model.decoder.shape()));
