@@ -43,8 +43,12 @@ mod kill;
 mod kl;
 #[path = "it/life.rs"]
 mod life;
+#[path = "it/life_kinds.rs"]
+mod life_kinds;
 #[path = "it/life_model.rs"]
 mod life_model;
+#[path = "it/life_rows.rs"]
+mod life_rows;
 #[path = "it/life_states.rs"]
 mod life_states;
 #[path = "it/life_traps.rs"]

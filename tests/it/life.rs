@@ -8,14 +8,18 @@ use proptest::{
 };
 
 use crate::{
-    life_model::{FIRST_SLIDING, Kind, Life, models},
+    life_kinds::{FIRST_SLIDING, Kind, models},
+    life_model::Life,
     oracle_random::any_policy,
     simulator::Policy,
 };
 
 #[derive(Debug, Clone)]
 enum Act {
-    Feed { lengths: [usize; 4], more: bool },
+    Feed {
+        lengths: [usize; 4],
+        more: bool,
+    },
     /// All rows to a share of the longest.
     Truncate(f64),
     /// Each row to a share of its own.
@@ -26,11 +30,19 @@ enum Act {
     Restore,
     Accept,
     /// Goes on with the fork or with the origin; the other may have its turn later.
-    Fork { with_it: bool },
+    Fork {
+        with_it: bool,
+    },
     TakeTurns,
     /// Row numbers, modulo one more than there are, or than there are.
-    SelectRows { rows: Vec<usize>, may_fail: bool },
-    Move { by_file: bool, dirty: bool },
+    SelectRows {
+        rows: Vec<usize>,
+        may_fail: bool,
+    },
+    Move {
+        by_file: bool,
+        dirty: bool,
+    },
     Park,
     Resume(Option<usize>),
     Clear,
@@ -43,21 +55,21 @@ fn any_act() -> impl Strategy<Value = Act> {
     let shares = [share(), share(), share(), share()];
     prop_oneof![
         12 => (lengths, any::<bool>()).prop_map(|(lengths, more)| Act::Feed { lengths, more }),
-        2 => share().prop_map(Act::Truncate),
+        1 => share().prop_map(Act::Truncate),
         4 => shares.prop_map(Act::TruncateRows),
         2 => Just(Act::UndoLastCall),
         1 => Just(Act::BeyondTheEnd),
-        5 => Just(Act::Checkpoint),
-        2 => Just(Act::Restore),
-        3 => Just(Act::Accept),
+        7 => Just(Act::Checkpoint),
+        4 => Just(Act::Restore),
+        4 => Just(Act::Accept),
         2 => any::<bool>().prop_map(|with_it| Act::Fork { with_it }),
         1 => Just(Act::TakeTurns),
         3 => (prop::collection::vec(0usize..4, 0..4), prop::bool::weighted(0.1))
             .prop_map(|(rows, may_fail)| Act::SelectRows { rows, may_fail }),
         3 => (any::<bool>(), any::<bool>())
             .prop_map(|(by_file, dirty)| Act::Move { by_file, dirty }),
-        2 => Just(Act::Park),
-        2 => prop::option::of(0usize..=3).prop_map(Act::Resume),
+        1 => Just(Act::Park),
+        1 => prop::option::of(0usize..=3).prop_map(Act::Resume),
         1 => Just(Act::Clear),
     ]
 }
@@ -67,7 +79,7 @@ fn any_life() -> impl Strategy<Value = (usize, Option<usize>, Vec<Act>, u64)> {
     (
         1usize..=3,
         prop_oneof![7 => Just(None), 1 => (495usize..=514).prop_map(Some)],
-        prop::collection::vec(any_act(), 1..16),
+        prop::collection::vec(any_act(), 1..20),
         0u64..1_000_000,
     )
 }
@@ -156,9 +168,7 @@ fn check(cases: u32, kind: impl Strategy<Value = (usize, Kind)>) {
     // The same cases in every run, unless more are asked for.
     let mut runner = match more {
         Some(_) => TestRunner::new(config),
-        None => {
-            TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
-        }
+        None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
     };
     runner
         .run(&(kind, any_life()), |((model, kind), acts)| {
@@ -170,7 +180,10 @@ fn check(cases: u32, kind: impl Strategy<Value = (usize, Kind)>) {
 
 #[test]
 fn any_life_of_full_kv_is_that_of_its_tokens() {
-    check(40, (0..models().len()).prop_map(|model| (model, Kind::Full)));
+    check(
+        40,
+        (0..models().len()).prop_map(|model| (model, Kind::Full)),
+    );
 }
 
 #[test]

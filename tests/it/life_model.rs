@@ -1,237 +1,20 @@
-//! What must hold in the life of a cache, row by row: the tokens that survived, the calls they came in, and
-//! a second cache that saw nothing else.
+//! A cache, what must hold in its life, and a second cache that saw only what survived.
 
-use std::{ops::ControlFlow, sync::OnceLock};
+use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{
-        Budget, CacheBackend, CacheError, Floor, FullKv, LayerIndex, ResidualCheckpoint, Window,
-    },
-    exact::conformance::Conformance,
-    model::{Decoder, DecoderConfig, ForwardError, Input},
+    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex},
+    model::{ForwardError, Input},
     session::{self, SessionError},
 };
 
 use crate::{
-    driver,
-    families::{config, gemma, qwen2, qwen3},
+    life_kinds::{Held, Kind, Model},
+    life_rows::{Call, Past, Row, joined},
     random::VOCAB,
-    simulator::{Amount, Policy},
-    support::{bits, probe, random, residual, seen, tokens},
+    simulator::Policy,
+    support::{bits, seen, tokens},
 };
-
-pub struct Model {
-    pub decoder: Decoder,
-    pub probe: Conformance,
-}
-
-/// A small decoder of every family, those with windows last.
-pub fn models() -> &'static [Model] {
-    static MADE: OnceLock<Vec<Model>> = OnceLock::new();
-    let with_probe = |config: DecoderConfig| {
-        let decoder = random(&config);
-        let probe = probe(&decoder);
-        Model { decoder, probe }
-    };
-    MADE.get_or_init(|| {
-        let window = |layer: usize, size, mut config: DecoderConfig| {
-            config.layers[layer].window = std::num::NonZeroUsize::new(size);
-            config
-        };
-        let mut last_shows_all = gemma();
-        last_shows_all.layers.rotate_left(1);
-        let mut all = vec![config(4, 4), config(4, 2), config(4, 1), qwen2(), qwen3()];
-        all.extend([gemma(), window(0, 5, last_shows_all)]);
-        all.push(window(0, 3, window(2, 1, gemma())));
-        all.into_iter().map(with_probe).collect()
-    })
-}
-
-pub const FIRST_SLIDING: usize = 5;
-
-impl Model {
-    pub fn layers(&self) -> usize {
-        self.decoder.shape().layers()
-    }
-
-    pub fn slides(&self) -> bool {
-        self.decoder.shape().windows.iter().any(Option::is_some)
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub enum Kind {
-    Full,
-    Residual { hot: usize, floor: Floor },
-    WindowShare(f64),
-    Policy(Policy),
-}
-
-impl Kind {
-    pub fn lossless(self) -> bool {
-        matches!(self, Self::Full | Self::Residual { .. })
-    }
-
-    /// Rows that stay in a layer that shows all keys, once the step of a row of `length` tokens is over.
-    fn most(self, prompt: Option<usize>, length: usize) -> usize {
-        let of = |amount| match (amount, prompt) {
-            (Amount::Rows(rows), _) => rows,
-            (Amount::Share(share), Some(prompt)) => ((prompt as f64 * share) as usize).max(1),
-            (Amount::Share(_), None) => length,
-        };
-        match self {
-            Self::Full | Self::Residual { .. } => length,
-            Self::WindowShare(share) => of(Amount::Share(share)),
-            Self::Policy(policy) => match policy {
-                Policy::Full => length,
-                Policy::Window { size } => size,
-                Policy::Streaming { sinks, recent, .. } => sinks + of(recent),
-                Policy::H2o { budget, sinks, .. } => of(budget).max(sinks),
-                Policy::Tova { budget, .. } => of(budget).max(1),
-                Policy::Snap { budget, window, .. } => match prompt {
-                    Some(prompt) => of(budget).max(window) + length - prompt,
-                    None => length,
-                },
-            },
-        }
-    }
-}
-
-/// A cache whose type is known where it can do more.
-pub enum Held {
-    Any(Box<dyn CacheBackend>),
-    Residual(ResidualCheckpoint),
-}
-
-impl Held {
-    pub fn new(model: &Model, kind: Kind) -> Self {
-        let shape = model.decoder.shape();
-        Self::Any(match kind {
-            Kind::Full => Box::new(FullKv::new(&shape)),
-            Kind::Residual { hot, floor } => {
-                return Self::Residual(residual(&model.decoder, hot, floor, &model.probe));
-            }
-            Kind::WindowShare(share) => {
-                let size = Budget::of_prompt(share).expect("a share");
-                Box::new(Window::new(&shape, size).expect("a budget"))
-            }
-            Kind::Policy(policy) => driver::backend(policy, &shape).expect("a fitting policy"),
-        })
-    }
-
-    pub fn get(&self) -> &dyn CacheBackend {
-        match self {
-            Self::Any(cache) => &**cache,
-            Self::Residual(cache) => cache,
-        }
-    }
-
-    pub fn get_mut(&mut self) -> &mut dyn CacheBackend {
-        match self {
-            Self::Any(cache) => &mut **cache,
-            Self::Residual(cache) => cache,
-        }
-    }
-}
-
-/// What a call brought to a row: nothing, where it only ended its prompt.
-#[derive(Debug, Clone)]
-struct Call {
-    tokens: Vec<u32>,
-    more: bool,
-}
-
-#[derive(Debug, Clone)]
-enum Past {
-    Call(Call),
-    Accepted(Vec<Call>),
-}
-
-/// What survived of a batch row.
-#[derive(Debug, Clone, Default)]
-pub struct Row {
-    past: Vec<Past>,
-    /// Calls of the open draft.
-    draft: Vec<Call>,
-    tokens: Vec<u32>,
-    /// By token.
-    logits: Vec<Vec<u32>>,
-    /// Its length where that is over.
-    prompt: Option<usize>,
-    /// Tokens before the last call.
-    undo: usize,
-    /// Tokens of an open prompt were taken back since the last call that brought some.
-    shortened: bool,
-}
-
-/// Cuts calls off once `left` tokens have come. Those that are left with nothing may have ended the prompt.
-fn cut(calls: &mut Vec<Call>, left: &mut usize) {
-    for call in &mut *calls {
-        call.tokens.truncate(*left);
-        *left -= call.tokens.len();
-    }
-    calls.retain(|call| !call.tokens.is_empty() || !call.more);
-}
-
-impl Row {
-    fn truncate(&mut self, to: usize) {
-        if to == self.tokens.len() {
-            return;
-        }
-        if to == 0 {
-            *self = Self::default();
-            return;
-        }
-        let mut left = to;
-        for past in &mut self.past {
-            match past {
-                Past::Call(call) => {
-                    call.tokens.truncate(left);
-                    left -= call.tokens.len();
-                }
-                Past::Accepted(calls) => cut(calls, &mut left),
-            }
-        }
-        self.past.retain(|past| match past {
-            Past::Call(call) => !call.tokens.is_empty() || !call.more,
-            Past::Accepted(calls) => !calls.is_empty(),
-        });
-        cut(&mut self.draft, &mut left);
-        self.tokens.truncate(to);
-        self.logits.truncate(to);
-        self.prompt = self.prompt.map(|prompt| prompt.min(to));
-        self.undo = self.undo.min(to);
-        self.shortened |= self.prompt.is_none();
-    }
-
-    fn calls(&self) -> impl Iterator<Item = &Call> {
-        let past = self.past.iter().flat_map(|past| match past {
-            Past::Call(call) => std::slice::from_ref(call),
-            Past::Accepted(calls) => calls,
-        });
-        past.chain(&self.draft)
-    }
-}
-
-/// The calls of a draft joined, as far as that leaves its prompt what it is.
-fn joined(calls: &[Call], mut length: usize, mut over: bool) -> Vec<Call> {
-    let mut all: Vec<Call> = Vec::new();
-    let mut join = false;
-    for call in calls {
-        length += call.tokens.len();
-        match all.last_mut().filter(|_| join) {
-            Some(last) => {
-                last.tokens.extend_from_slice(&call.tokens);
-                last.more = call.more;
-            }
-            None => all.push(call.clone()),
-        }
-        let ends = !over && !call.more && length > 0;
-        over |= ends;
-        join = !ends;
-    }
-    all
-}
 
 /// A cache, and what must be in it.
 pub struct Life {
@@ -399,8 +182,15 @@ impl Life {
         let heads = self.model.decoder.config().kv_heads;
         // Its scores are other sums in a draft.
         let h2o = matches!(self.kind, Kind::Policy(Policy::H2o { .. }));
-        let drafts = row.past.iter().any(|past| matches!(past, Past::Accepted(_)));
-        for &plain in if h2o || !drafts { &[false][..] } else { &[false, true] } {
+        let drafts = row
+            .past
+            .iter()
+            .any(|past| matches!(past, Past::Accepted(_)));
+        for &plain in if h2o || !drafts {
+            &[false][..]
+        } else {
+            &[false, true]
+        } {
             let (twin, logits) = if self.kind.lossless() {
                 let mut twin: Box<dyn CacheBackend> =
                     Box::new(FullKv::new(&self.model.decoder.shape()));
@@ -416,14 +206,21 @@ impl Life {
                 .map(|(at, _)| at / VOCAB);
             assert_eq!(row.logits.len() * VOCAB, logits.len());
             assert_eq!(
-                differs, None,
+                differs,
+                None,
                 "row {index} ({plain}): the first token with other logits than the twin's, {row:?}",
-                row = row.calls().map(|c| (c.tokens.len(), c.more)).collect::<Vec<_>>(),
+                row = row
+                    .calls()
+                    .map(|c| (c.tokens.len(), c.more))
+                    .collect::<Vec<_>>(),
             );
             for layer in 0..self.model.layers() {
                 let ours = Self::kept(self.held.get(), layer, index, heads);
                 let theirs = Self::kept(&*twin, layer, 0, heads);
-                assert_eq!(ours, theirs, "kept of row {index} in layer {layer} ({plain})");
+                assert_eq!(
+                    ours, theirs,
+                    "kept of row {index} in layer {layer} ({plain})"
+                );
             }
             if self.kind.lossless() {
                 return;
@@ -616,7 +413,10 @@ impl Life {
         (0..self.rows.len())
             .filter(|row| !rows.contains(row))
             .for_each(|row| self.verify(row));
-        self.held.get_mut().select_rows(rows).expect("they are there");
+        self.held
+            .get_mut()
+            .select_rows(rows)
+            .expect("they are there");
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
         self.check_place();
     }
@@ -702,7 +502,10 @@ impl Life {
         assert_eq!(ours.keys_values, theirs.keys_values);
         assert_eq!(ours.residuals, theirs.residuals);
         assert_eq!(ours.tokens, theirs.tokens);
-        assert!(theirs.total() <= ours.total(), "no more slack than there was");
+        assert!(
+            theirs.total() <= ours.total(),
+            "no more slack than there was"
+        );
         self.held = other;
         self.check_place();
     }

@@ -9,7 +9,8 @@ use kv_direct::{
 };
 
 use crate::{
-    life_model::{FIRST_SLIDING, Held, Kind, Life, Model, models},
+    life_kinds::{FIRST_SLIDING, Held, Kind, Model, models},
+    life_model::Life,
     simulator::{Amount, Policy},
     support::{feed, seen, tokens},
 };
@@ -255,7 +256,10 @@ fn parked_is_parked_whatever_comes_next() {
         let mut selected = life.fork();
         selected.select_rows(&[3, 1, 1]);
         let lengths = life.lengths();
-        let most: Vec<usize> = lengths.iter().map(|length| length - length.min(&1)).collect();
+        let most: Vec<usize> = lengths
+            .iter()
+            .map(|length| length - length.min(&1))
+            .collect();
         life.truncate_rows(if life.model.slides() { &lengths } else { &most });
         life.park();
         life.move_to_another(true, true);
@@ -379,7 +383,10 @@ fn a_state_of_another_kind_is_refused_by_every_cache_and_changes_nothing() {
         &two.decoder.fingerprint(),
         two.decoder.device(),
     );
-    assert!(matches!(refused, Err(SessionError::Model { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(SessionError::Model { .. })),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -395,7 +402,10 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
         let step = Step::new(vec![vec![1], vec![2]].into(), &[9, 2]).expect("a step");
         life.held.get_mut().begin(&step).expect("it follows");
         let poisoned = |refused: Result<(), CacheError>| {
-            assert!(matches!(refused, Err(CacheError::Poisoned)), "{kind:?}: {refused:?}");
+            assert!(
+                matches!(refused, Err(CacheError::Poisoned)),
+                "{kind:?}: {refused:?}"
+            );
         };
         let before = seen(life.held.get(), model.layers());
         let cache = life.held.get_mut();
@@ -435,7 +445,6 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
     }
 }
 
-/// Once the first of its tokens was dropped, only clearing brings it back.
 #[test]
 fn a_share_of_a_prompt_holds_when_chunks_come_in_a_draft() {
     let share = Budget::of_prompt(0.5).expect("a share");
@@ -443,7 +452,12 @@ fn a_share_of_a_prompt_holds_when_chunks_come_in_a_draft() {
     let make = || Tova::new(&model.decoder.shape(), TovaConfig::new(share)).expect("a budget");
     let (mut one, mut two) = (make(), make());
     let ids = tokens(3, 16);
-    let calls = [(0..5, true), (5..10, true), (10..14, false), (14..16, false)];
+    let calls = [
+        (0..5, true),
+        (5..10, true),
+        (10..14, false),
+        (14..16, false),
+    ];
     one.checkpoint().expect("none is open");
     for (range, more) in calls {
         let input = Input::from(&ids[range]).more_follows(more);
