@@ -196,10 +196,10 @@ impl ResidualCheckpoint {
                 .collect::<Vec<_>>()
         };
         let mut held = full.map(held);
-        if let Some(first) = held.next() {
-            if held.any(|other| other != first) {
-                return Err(wrong("slots", "the layers do not hold the same rows"));
-            }
+        if let Some(first) = held.next()
+            && held.any(|other| other != first)
+        {
+            return Err(wrong("slots", "the layers do not hold the same rows"));
         }
         drop(held);
         cache.progress = Progress::at(lengths);

@@ -38,6 +38,7 @@ pub struct State {
 /// One entry of a [`State`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "most entries are tensors")]
 pub enum Entry {
     /// Rows of keys, values or residuals, in the dtype of the model.
     Tensor(Tensor<4>),
