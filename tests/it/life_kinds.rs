@@ -95,7 +95,7 @@ impl Kind {
 /// A cache whose type is known where it can do more.
 pub enum Held {
     Any(Box<dyn CacheBackend>),
-    Residual(ResidualCheckpoint),
+    Residual(Box<ResidualCheckpoint>),
 }
 
 impl Held {
@@ -104,7 +104,8 @@ impl Held {
         Self::Any(match kind {
             Kind::Full => Box::new(FullKv::new(&shape)),
             Kind::Residual { hot, floor } => {
-                return Self::Residual(residual(&model.decoder, hot, floor, &model.probe));
+                let cache = residual(&model.decoder, hot, floor, &model.probe);
+                return Self::Residual(Box::new(cache));
             }
             Kind::WindowShare(share) => {
                 let size = Budget::of_prompt(share).expect("a share");
@@ -117,14 +118,14 @@ impl Held {
     pub fn get(&self) -> &dyn CacheBackend {
         match self {
             Self::Any(cache) => &**cache,
-            Self::Residual(cache) => cache,
+            Self::Residual(cache) => &**cache,
         }
     }
 
     pub fn get_mut(&mut self) -> &mut dyn CacheBackend {
         match self {
             Self::Any(cache) => &mut **cache,
-            Self::Residual(cache) => cache,
+            Self::Residual(cache) => &mut **cache,
         }
     }
 }

@@ -244,6 +244,24 @@ fn a_row_that_was_alone_and_is_repeated_keeps_its_budget_when_a_call_passes_it_b
     }
 }
 
+/// Queries that will cut a prompt, scores, keys that were turned.
+#[test]
+fn what_is_remembered_of_a_row_goes_where_the_row_goes() {
+    for mut life in everywhere_alive() {
+        let mut over = life.fork();
+        life.feed(&[9, 14], true, 1);
+        over.feed(&[9, 14], false, 1);
+        over.feed(&[1, 1], false, 2);
+        over.feed(&[1, 1], false, 3);
+        for mut life in [life, over] {
+            life.select_rows(&[1, 0, 1]);
+            life.move_to_another(true, false);
+            life.feed(&[0, 1, 2], false, 4);
+            life.finish();
+        }
+    }
+}
+
 #[test]
 fn parked_is_parked_whatever_comes_next() {
     for mut life in everywhere_alive().filter(|life| matches!(life.kind, Kind::Residual { .. })) {
