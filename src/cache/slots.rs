@@ -306,6 +306,10 @@ const fn anchor(position: usize) -> usize {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::single_range_in_vec_init,
+    reason = "one stretch of slots is meant"
+)]
 mod tests {
     use super::*;
 

@@ -115,9 +115,10 @@ fn goes_on_alike(model: &Model, one: &mut dyn CacheBackend, other: &mut dyn Cach
 #[test]
 fn a_row_of_a_ragged_batch_begins_anew_among_the_others() {
     for mut life in everywhere_alive() {
-        life.feed(&[9, 3, 14], false, 1);
+        life.feed(&[9, 20, 14], false, 1);
         life.feed(&[1, 2, 0], false, 2);
         life.truncate_rows(&[10, 0, 14]);
+        life.move_to_another(false, true);
         life.feed(&[0, 5, 2], true, 3);
         life.feed(&[1, 4, 1], false, 4);
         life.truncate_rows(&[0, 9, 17]);
