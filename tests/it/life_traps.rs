@@ -2,7 +2,8 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, Floor, FullKv, Group, Pooling, Step, Tova, TovaConfig,
+        Budget, CacheBackend, CacheError, Floor, FullKv, Group, LayerIndex, Pooling, Step, Tova,
+        TovaConfig,
     },
     model::Input,
     session::{self, SessionError},
@@ -260,6 +261,43 @@ fn what_is_remembered_of_a_row_goes_where_the_row_goes() {
             life.feed(&[0, 1, 2], false, 4);
             life.finish();
         }
+    }
+}
+
+#[test]
+fn a_prompt_that_goes_on_shortened_is_cut_as_if_it_had_never_been_longer() {
+    for mut life in everywhere_alive() {
+        life.feed(&[9, 12], true, 1);
+        life.truncate_rows(&[7, 12]);
+        life.feed(&[1, 1], false, 2);
+        life.finish();
+    }
+}
+
+/// What a query that was taken back saw says nothing; the next one does.
+#[test]
+fn a_prompt_whose_newest_query_was_taken_back_is_cut_by_the_next_one() {
+    let mut life = Life::new(&models()[1], tova(Amount::Share(0.5)));
+    life.feed(&[9, 12], true, 1);
+    life.truncate_rows(&[7, 12]);
+    let cache = life.held.get_mut();
+    let rows = |cache: &dyn CacheBackend| cache.kept(LayerIndex::new(0)).row(0)[0].len();
+    feed(&life.model.decoder, cache, vec![vec![], vec![1]]);
+    assert_eq!(rows(cache), 7, "no query of it is known");
+    feed(&life.model.decoder, cache, vec![vec![1], vec![1]]);
+    assert_eq!(rows(cache), 3, "half of a prompt of 7");
+}
+
+#[test]
+fn what_is_held_for_the_end_of_a_prompt_goes_when_a_draft_brought_it() {
+    for kind in [tova(Amount::Share(0.5)), snap(Amount::Rows(6))] {
+        let mut life = Life::new(&models()[1], kind);
+        life.feed(&[9, 12], true, 1);
+        assert!(life.held.get().memory().scores > 0, "what queries saw");
+        life.checkpoint();
+        life.feed(&[2, 2], false, 2);
+        life.accept();
+        assert_eq!(life.held.get().memory().scores, 0, "{kind:?}");
     }
 }
 
