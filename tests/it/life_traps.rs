@@ -301,6 +301,30 @@ fn what_is_held_for_the_end_of_a_prompt_goes_when_a_draft_brought_it() {
     }
 }
 
+/// Sums of what queries gave cannot be taken apart again.
+#[test]
+fn scores_are_never_taken_back() {
+    let mut life = Life::new(&models()[1], h2o(Amount::Rows(40)));
+    life.feed(&[9, 12], false, 1);
+    life.refused("less than all", |cache| {
+        let refused = cache.truncate_rows(&[8, 12]);
+        matches!(refused, Err(CacheError::Irreversible { .. }))
+    });
+}
+
+#[test]
+fn a_draft_of_which_nothing_is_left_ends_no_prompt() {
+    for mut life in everywhere_alive() {
+        life.feed(&[9, 12], true, 1);
+        life.checkpoint();
+        life.feed(&[2, 2], false, 2);
+        life.truncate_rows(&[9, 12]);
+        life.accept();
+        life.feed(&[6, 3], false, 3);
+        life.finish();
+    }
+}
+
 #[test]
 fn parked_is_parked_whatever_comes_next() {
     for mut life in everywhere_alive().filter(|life| matches!(life.kind, Kind::Residual { .. })) {
