@@ -304,7 +304,8 @@ pub trait CacheBackend: fmt::Debug + Send {
         Err(unsupported("keep a draft apart"))
     }
 
-    /// Ends the draft and takes all of its tokens back: the cache goes on as if they had never come.
+    /// Ends the draft and takes all of its tokens back: the cache goes on as if they had never come. In a
+    /// layer with a window the call before the draft can then no longer be undone.
     ///
     /// # Errors
     /// [`NoCheckpoint`](CacheError::NoCheckpoint), [`Poisoned`](CacheError::Poisoned),
