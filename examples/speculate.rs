@@ -129,13 +129,14 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
         &mut *cache,
     )?);
     let start = Instant::now();
-    let ends = |text: &[u32]| {
-        text.len() == prompt.len() + args.sample_len
-            || text.last().is_some_and(|id| model.eos.contains(id))
-    };
+    let end = prompt.len() + args.sample_len;
+    let ends =
+        |text: &[u32]| text.len() == end || text.last().is_some_and(|id| model.eos.contains(id));
     while !ends(&text) {
         let (held, newest) = (cache.position(0), text.len() - 1);
-        let draft = lookup(&text, args.ngram, args.draft);
+        // A call yields one token more than its draft, and none beyond the end is wanted.
+        let most = args.draft.min(end - text.len() - 1);
+        let draft = lookup(&text, args.ngram, most);
         cache.checkpoint()?;
         let fed = [&text[newest..], draft].concat();
         let chosen = choices(model, Input::from(&fed[..]), &mut *cache)?;
