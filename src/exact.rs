@@ -23,19 +23,18 @@ mod attention;
 mod linear;
 mod norm;
 mod observed;
-#[cfg(feature = "model")]
 mod pool;
 mod zeros;
 
 #[cfg(feature = "model")]
-pub(crate) use self::pool::{both, in_pool};
-pub(crate) use self::zeros::zeros;
+pub(crate) use self::pool::both;
 pub use self::{
     attention::{Attend, attention, attention_scratch},
     linear::linear,
     norm::rms_norm,
     observed::{with_column_sums, with_last_rows},
 };
+pub(crate) use self::{pool::in_pool, zeros::zeros};
 
 /// Elements a reduction runs over before its result is added to the others: the length up to which
 /// kernels of different row counts agree, and the size of a piece of keys.

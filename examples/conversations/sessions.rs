@@ -92,7 +92,7 @@ impl<'a> Sessions<'a> {
         let session = &mut self.sessions[number];
         let (ids, keep) = session.chat.ask(self.tokenizer)?;
         session.cache.truncate(keep)?;
-        let parked = keep > 0 && !is_awake(&session.cache);
+        let parked = session.cache.is_parked();
         self.make_room(number, ids.len() + new)?;
         let silent = self.resident() - self.sessions[number].cache.memory().total();
 

@@ -105,11 +105,13 @@ impl Layered {
     pub(crate) fn truncate(&mut self, to: &[usize]) {
         // Within a draft slots stay where they are: what its queries saw is told by slot.
         let settle = !self.progress.is_draft();
-        for rows in &mut self.layers {
-            rows.cut(self.progress.lengths(), to, settle);
+        self.peak = 0;
+        for layer in 0..self.layers.len() {
+            let held = self.memory().total();
+            let moved = self.layers[layer].cut(self.progress.lengths(), to, settle);
+            self.peak = self.peak.max(held + moved);
         }
         self.progress.truncate(to);
-        self.peak = 0;
     }
 
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {

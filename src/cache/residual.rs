@@ -68,6 +68,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct ResidualCheckpoint {
     shape: ModelShape,
+    device: Device,
     hot: usize,
     floor: Floor,
     progress: Progress,
@@ -130,7 +131,7 @@ impl ResidualCheckpoint {
         if !conformance.is_exact() {
             return Err(CacheError::NotExact(Box::new(conformance)));
         }
-        Ok(Self::empty(shape, config.hot, config.floor))
+        Ok(Self::empty(shape, device, config.hot, config.floor))
     }
 
     /// A state of this kind without entries.
@@ -148,7 +149,7 @@ impl ResidualCheckpoint {
 
     /// A cache like this one with what a state holds.
     fn restored(&self, state: &State) -> Result<Self, CacheError> {
-        let mut cache = Self::empty(&self.shape, self.hot, self.floor);
+        let mut cache = Self::empty(&self.shape, &self.device, self.hot, self.floor);
         let lengths = state.lengths()?;
         if self.floor == Floor::Tokens {
             let mut ids = state.ids("ids")?;
@@ -217,11 +218,14 @@ impl ResidualCheckpoint {
                 .for_each(|rows| *rows = rows.emptied());
             self.emptied = true;
         }
-        for rows in &mut self.layers {
-            rows.cut(self.progress.lengths(), to, !self.progress.is_draft());
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
+        for layer in 0..self.layers.len() {
+            let held = self.memory().total();
+            let settle = !self.progress.is_draft();
+            let moved = self.layers[layer].cut(self.progress.lengths(), to, settle);
+            self.sliding_peak = self.sliding_peak.max(held + moved);
         }
         self.progress.truncate(to);
-        (self.scratch_peak, self.sliding_peak) = (0, 0);
         self.tokens.truncate(to);
         let longest = to.iter().copied().max().unwrap_or(0);
         self.residuals
@@ -230,9 +234,10 @@ impl ResidualCheckpoint {
         Ok(())
     }
 
-    fn empty(shape: &ModelShape, hot: usize, floor: Floor) -> Self {
+    fn empty(shape: &ModelShape, device: &Device, hot: usize, floor: Floor) -> Self {
         Self {
             shape: shape.clone(),
+            device: device.clone(),
             hot,
             floor,
             progress: Progress::default(),
@@ -438,7 +443,7 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     fn clear(&mut self) {
-        *self = Self::empty(&self.shape, self.hot, self.floor);
+        *self = Self::empty(&self.shape, &self.device, self.hot, self.floor);
     }
 
     fn fork(&self) -> Box<dyn CacheBackend> {

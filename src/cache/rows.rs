@@ -226,8 +226,9 @@ impl Rows {
 
     /// Takes every batch row back from its length to that in `to`. Freed slots are overwritten with zeros:
     /// what a call left there that was taken back may not be finite. Rows that stay are not touched,
-    /// unless half of the buffers is no longer needed and `settle` allows to give it back.
-    pub(crate) fn cut(&mut self, lengths: &[usize], to: &[usize], settle: bool) {
+    /// unless half of the buffers is no longer needed and `settle` allows to give it back. Answers the bytes
+    /// that were held on top meanwhile.
+    pub(crate) fn cut(&mut self, lengths: &[usize], to: &[usize], settle: bool) -> usize {
         let lists = self.lists();
         let slots = self.slots.iter_mut().enumerate();
         let freed: Vec<Vec<Range<usize>>> = slots
@@ -237,7 +238,7 @@ impl Rows {
             *from = 0;
         }
         let Some((mut keys, mut values)) = self.buffers.take() else {
-            return;
+            return 0;
         };
         let [_, kv_heads, width, capacity] = keys.dims();
         for (rows, heads, list) in parts(&freed, lists, kv_heads) {
@@ -251,7 +252,9 @@ impl Rows {
         self.buffers = Some((keys, values));
         let used = self.slots.iter().map(Slots::used).max().unwrap_or(0);
         if settle && (used + 1).next_multiple_of(PIECE) <= capacity / 2 {
-            self.shrink();
+            self.shrink()
+        } else {
+            0
         }
     }
 

@@ -2,7 +2,9 @@
 //! at little cost. Where there is nothing to share out (another device, no feature `rayon`) the work
 //! simply runs.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
+#[cfg(feature = "model")]
+use burn::tensor::Tensor;
 
 /// Runs `work`, a forward pass of `rows` rows on `device`, on a thread of the pool: handing every
 /// product over from outside would cost two wake-ups each.
@@ -20,6 +22,7 @@ pub(crate) fn in_pool<R: Send>(device: &Device, rows: usize, work: impl FnOnce()
 }
 
 /// Both results; on two threads for a single row `x`.
+#[cfg(feature = "model")]
 pub(crate) fn both<A: Send, B: Send>(
     x: &Tensor<3>,
     one: impl FnOnce() -> A + Send,

@@ -7,7 +7,10 @@ use super::{
     prefix::{CHUNK, Prefix, projection_bytes},
     rebuild::fill,
 };
-use crate::cache::{CacheError, LayerIndex, Replay};
+use crate::{
+    cache::{CacheError, LayerIndex, Replay},
+    exact::in_pool,
+};
 
 /// How far a [`resume`](ResidualCheckpoint::resume) has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,22 +77,40 @@ impl ResidualCheckpoint {
     /// ```
     pub fn resume<R>(
         &mut self,
+        at: impl Fn(LayerIndex) -> R + Send,
+        progress: impl FnMut(Resuming) -> ControlFlow<()> + Send,
+    ) -> Result<ControlFlow<()>, CacheError>
+    where
+        R: Replay,
+    {
+        self.progress.settled()?;
+        if !self.is_parked() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let device = self.device.clone();
+        let rows = self.progress.lengths().iter().sum();
+        in_pool(&device, rows, || self.rebuild_all(at, progress))
+    }
+
+    /// Whether exact rows were let go of that a [`resume`](Self::resume), or the next step, rebuilds.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        let short = |(row, &length): (usize, &usize)| {
+            let mut full = self.layers.iter().filter(|rows| !rows.slides());
+            full.any(|rows| rows.used(row) < length.min(self.hot))
+        };
+        self.emptied || self.progress.lengths().iter().enumerate().any(short)
+    }
+
+    fn rebuild_all<R>(
+        &mut self,
         at: impl Fn(LayerIndex) -> R,
         mut progress: impl FnMut(Resuming) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, CacheError>
     where
         R: Replay,
     {
-        self.progress.settled()?;
         let (lengths, layers) = (self.progress.lengths().to_vec(), self.shape.layers());
-        let whole = |row: usize, length: usize| {
-            let mut full = self.layers.iter().filter(|rows| !rows.slides());
-            full.all(|rows| rows.used(row) >= length.min(self.hot))
-        };
-        let mut rows = lengths.iter().enumerate();
-        if !self.emptied && rows.all(|(row, &length)| whole(row, length)) {
-            return Ok(ControlFlow::Continue(()));
-        }
         let verified = self.progress.verified();
         let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
         let mut scratch = 0;
