@@ -283,19 +283,22 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// [`truncate_rows`](Self::truncate_rows).
     fn truncate(&mut self, to: usize) -> Result<(), CacheError> {
         let lengths = (0..self.rows()).map(|row| self.position(row));
-        let shortened: Vec<usize> = lengths.clone().map(|length| to.min(length)).collect();
-        match lengths.max().unwrap_or(0) {
-            longest if to > longest => Err(CacheError::TruncateBeyond { to, longest }),
-            _ => self.truncate_rows(&shortened),
+        let longest = lengths.clone().max().unwrap_or(0);
+        let shortened: Vec<usize> = lengths.map(|length| to.min(length)).collect();
+        // Where all keep their length, this refuses what any truncation would be refused for.
+        self.truncate_rows(&shortened)?;
+        if to > longest {
+            return Err(CacheError::TruncateBeyond { to, longest });
         }
+        Ok(())
     }
 
     /// Opens a draft: tokens that come from now on may turn out to be wrong. Nothing is dropped until
     /// [`restore`](Self::restore) takes all of them back or [`accept`](Self::accept) keeps what is left of
     /// them; truncation goes back to here at most (and to nothing, which ends the draft).
     ///
-    /// What is kept of this point is its lengths; attention that a policy looks at is kept for each token
-    /// of the draft, in f32.
+    /// What is kept of this point is its lengths. Of attention that a policy looks at, `heads` f32 for every
+    /// slot, layer and token of the draft are kept: a draft is meant to be short.
     ///
     /// # Errors
     /// [`CheckpointOpen`](CacheError::CheckpointOpen), [`Poisoned`](CacheError::Poisoned),
@@ -304,8 +307,7 @@ pub trait CacheBackend: fmt::Debug + Send {
         Err(unsupported("keep a draft apart"))
     }
 
-    /// Ends the draft and takes all of its tokens back: the cache goes on as if they had never come. In a
-    /// layer with a window the call before the draft can then no longer be undone.
+    /// Ends the draft and takes all of its tokens back: the cache goes on as if they had never come.
     ///
     /// # Errors
     /// [`NoCheckpoint`](CacheError::NoCheckpoint), [`Poisoned`](CacheError::Poisoned),

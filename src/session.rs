@@ -38,7 +38,7 @@
 //!
 //! let mut wider = Window::new(&decoder.shape(), 5)?;
 //! let refused = session::load(&path, &mut wider, &model, &device).unwrap_err();
-//! assert!(matches!(refused, SessionError::Cache(_)), "the file is of a window of 2");
+//! assert!(matches!(refused, SessionError::Cache { .. }), "the file is of a window of 2");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -6,13 +6,14 @@
 
 mod draft;
 mod seen;
+mod stored;
 
 use std::fmt;
 
 use crate::{
     cache::{
         CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Observation, Observed,
-        Span, State, Step, layered::Layered, rows::Rows, state::wrong,
+        Span, State, Step, layered::Layered, rows::Rows,
     },
     memory::MemoryReport,
 };
@@ -182,11 +183,6 @@ impl<P: Policy> Evicting<P> {
         }
     }
 
-    /// A state of this kind without entries.
-    fn kind(&self) -> State {
-        State::new(P::NAME, &self.policy.options(), &self.held.shape)
-    }
-
     /// Drops what the policy declines by position.
     fn retain(&mut self) {
         let (policy, turn) = (&self.policy, &self.turn);
@@ -301,6 +297,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             Some(draft) => {
                 let adding = self.held.progress.adding();
                 draft.keep(layer, &seen, &adding, &self.turn.after);
+                self.held.hold(draft.bytes() + 2 * size_of_val(&values[..]));
             }
             None => self.evict(layer, &seen),
         }
@@ -351,8 +348,13 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             Some(draft) => draft.truncate(to),
             None => self.policy.truncate(self.held.progress.lengths(), to),
         }
-        self.held.truncate(to);
         self.turn.shorten(to);
+        if let Some(draft) = &self.draft {
+            let (before, now) = (self.held.progress.verified(), self.held.progress.lengths());
+            let nothing_left = |row: usize| to[row] == before[row] && to[row] < now[row];
+            draft.reopen(&mut self.turn.prompts, nothing_left);
+        }
+        self.held.truncate(to);
         Ok(())
     }
 
@@ -368,8 +370,8 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             self.clear();
             return Ok(());
         }
-        self.held.truncate(&to);
         self.held.progress.end_draft();
+        self.held.truncate(&to);
         if let Some(draft) = self.draft.take() {
             self.turn.prompts = draft.into_prompts();
         }
@@ -385,6 +387,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         let after = self.held.progress.lengths().to_vec();
         if before == after {
             self.turn.prompts = draft.into_prompts();
+            self.held.settle();
             return Ok(());
         }
         let ends_prompt = draft.ended(&self.turn.prompts);
@@ -407,11 +410,13 @@ impl<P: Policy> CacheBackend for Evicting<P> {
                     queries,
                     slots,
                 };
+                self.held.hold(draft.bytes());
                 self.evict(layer, &seen);
             }
         }
         self.policy.settle(&self.turn);
         self.retain();
+        self.held.settle();
         Ok(())
     }
 
@@ -429,40 +434,11 @@ impl<P: Policy> CacheBackend for Evicting<P> {
 
     fn state(&self) -> Result<State, CacheError> {
         self.held.progress.undrafted()?;
-        let mut state = self.kind();
-        self.held.write(&mut state);
-        let prompts = self.turn.prompts.iter();
-        state.insert_positions(
-            "prompts",
-            prompts.map(|prompt| prompt.unwrap_or(usize::MAX)),
-        );
-        self.policy.write(&mut state);
-        Ok(state)
+        Ok(self.written())
     }
 
     fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
-        state.check(&self.kind())?;
-        let held = self.held.restored(state)?;
-        let prompts: Vec<Option<usize>> = state
-            .positions("prompts")?
-            .into_iter()
-            .map(|prompt| (prompt != usize::MAX).then_some(prompt))
-            .collect();
-        let lengths = held.progress.lengths();
-        let fits = |(prompt, length): (&Option<usize>, &usize)| prompt.is_none_or(|p| p <= *length);
-        if prompts.len() != lengths.len() || !prompts.iter().zip(lengths).all(fits) {
-            return Err(wrong("prompts", "they do not fit the lengths"));
-        }
-        let policy = self.policy.restored(state, &held)?;
-        *self = Self {
-            held,
-            policy,
-            turn: Turn {
-                prompts,
-                ..Turn::default()
-            },
-            draft: None,
-        };
+        *self = self.restored(state)?;
         Ok(())
     }
 

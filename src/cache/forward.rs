@@ -27,7 +27,8 @@ use crate::cache::CacheBackend;
 /// ```
 ///
 /// `questions` stands for `position`, `kept`, `memory` and `rows`; `life` for `truncate_rows`, `truncate`,
-/// `checkpoint`, `restore`, `accept`, `select_rows`, `park`, `state` and `set_state`.
+/// `checkpoint`, `restore`, `accept`, `select_rows`, `park`, `state` and `set_state`; each can be named alone. A
+/// fork that is forwarded is one of the inner backend, without its wrapper.
 #[macro_export]
 macro_rules! forward_backend {
     ($self:ident => $inner:expr; $($method:ident)+) => {$(
@@ -71,55 +72,75 @@ macro_rules! forward_backend {
         }
     };
     (@ questions $self:ident $inner:expr) => {
+        $crate::forward_backend!($self => $inner; position kept memory rows);
+    };
+    (@ life $self:ident $inner:expr) => {
+        $crate::forward_backend!(
+            $self => $inner;
+            truncate_rows truncate checkpoint restore accept select_rows park state set_state
+        );
+    };
+    (@ position $self:ident $inner:expr) => {
         fn position(&$self, row: usize) -> usize {
             $inner.position(row)
         }
-
+    };
+    (@ kept $self:ident $inner:expr) => {
         fn kept(&$self, layer: $crate::cache::LayerIndex) -> $crate::cache::Kept {
             $inner.kept(layer)
         }
-
+    };
+    (@ memory $self:ident $inner:expr) => {
         fn memory(&$self) -> $crate::memory::MemoryReport {
             $inner.memory()
         }
-
+    };
+    (@ rows $self:ident $inner:expr) => {
         fn rows(&$self) -> usize {
             $inner.rows()
         }
     };
-    (@ life $self:ident $inner:expr) => {
+    (@ truncate_rows $self:ident $inner:expr) => {
         fn truncate_rows(&mut $self, to: &[usize]) -> Result<(), $crate::cache::CacheError> {
             $inner.truncate_rows(to)
         }
-
+    };
+    (@ truncate $self:ident $inner:expr) => {
         fn truncate(&mut $self, to: usize) -> Result<(), $crate::cache::CacheError> {
             $inner.truncate(to)
         }
-
+    };
+    (@ checkpoint $self:ident $inner:expr) => {
         fn checkpoint(&mut $self) -> Result<(), $crate::cache::CacheError> {
             $inner.checkpoint()
         }
-
+    };
+    (@ restore $self:ident $inner:expr) => {
         fn restore(&mut $self) -> Result<(), $crate::cache::CacheError> {
             $inner.restore()
         }
-
+    };
+    (@ accept $self:ident $inner:expr) => {
         fn accept(&mut $self) -> Result<(), $crate::cache::CacheError> {
             $inner.accept()
         }
-
+    };
+    (@ select_rows $self:ident $inner:expr) => {
         fn select_rows(&mut $self, rows: &[usize]) -> Result<(), $crate::cache::CacheError> {
             $inner.select_rows(rows)
         }
-
+    };
+    (@ park $self:ident $inner:expr) => {
         fn park(&mut $self) -> Result<(), $crate::cache::CacheError> {
             $inner.park()
         }
-
+    };
+    (@ state $self:ident $inner:expr) => {
         fn state(&$self) -> Result<$crate::cache::State, $crate::cache::CacheError> {
             $inner.state()
         }
-
+    };
+    (@ set_state $self:ident $inner:expr) => {
         fn set_state(&mut $self, state: &$crate::cache::State) -> Result<(), $crate::cache::CacheError> {
             $inner.set_state(state)
         }

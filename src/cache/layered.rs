@@ -38,7 +38,7 @@ impl Layered {
         self.progress.begin(step)?;
         self.peak = 0;
         for layer in 0..self.layers.len() {
-            let moved = self.layers[layer].slide(&self.progress.verified());
+            let moved = self.layers[layer].slide(&self.progress.anchor());
             if moved > 0 {
                 self.peak = self.peak.max(moved + self.memory().total());
             }
@@ -103,15 +103,29 @@ impl Layered {
 
     /// Takes every batch row back to its length in `to`.
     pub(crate) fn truncate(&mut self, to: &[usize]) {
-        // Within a draft slots stay where they are: what its queries saw is told by slot.
-        let settle = !self.progress.is_draft();
-        self.peak = 0;
-        for layer in 0..self.layers.len() {
-            let held = self.memory().total();
-            let moved = self.layers[layer].cut(self.progress.lengths(), to, settle);
-            self.peak = self.peak.max(held + moved);
+        for rows in &mut self.layers {
+            rows.cut(self.progress.lengths(), to);
         }
         self.progress.truncate(to);
+        self.peak = 0;
+        // Within a draft slots stay where they are: what its queries saw is told by slot.
+        if !self.progress.is_draft() {
+            self.settle();
+        }
+    }
+
+    /// Gives back what half of the buffers no longer need.
+    pub(crate) fn settle(&mut self) {
+        for layer in 0..self.layers.len() {
+            let held = self.memory().total();
+            let moved = self.layers[layer].settle();
+            self.peak = self.peak.max(held + moved);
+        }
+    }
+
+    /// Takes note of bytes that are held beside the rows now.
+    pub(crate) fn hold(&mut self, beside: usize) {
+        self.peak = self.peak.max(self.memory().total() + beside);
     }
 
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {

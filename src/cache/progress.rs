@@ -9,6 +9,8 @@ pub(crate) struct Progress {
     lengths: Vec<usize>,
     /// The step that has begun and is not committed, with the number of layers that had their turn.
     open: Option<(Step, usize)>,
+    /// What `lengths` were when the last step began: what undoing it goes back to.
+    last: Vec<usize>,
     /// Whether a layer of the open step failed.
     failed: bool,
     /// Tokens taken in when the open checkpoint was set; rows that came later had none.
@@ -36,6 +38,9 @@ impl Progress {
             }
         }
         self.lengths.resize(step.starts().len(), 0);
+        if self.draft.is_none() {
+            self.last.clone_from(&self.lengths);
+        }
         self.open = Some((step.clone(), 0));
         Ok(())
     }
@@ -171,6 +176,20 @@ impl Progress {
         verified
     }
 
+    /// Tokens of every batch row to which one can go back from here on: what the queries behind them see is
+    /// not to be let go of. Within a draft that includes the call before it.
+    pub(crate) fn anchor(&self) -> Vec<usize> {
+        if self.draft.is_none() {
+            return self.lengths.clone();
+        }
+        let last = self.last.iter().copied().chain(std::iter::repeat(0));
+        self.verified()
+            .into_iter()
+            .zip(last)
+            .map(|(verified, last)| verified.min(last))
+            .collect()
+    }
+
     /// Checks that a truncation makes sense; [`truncate`](Self::truncate) then carries it out. Within a
     /// draft it goes back to where that began, and to nothing.
     pub(crate) fn can_truncate(&self, to: &[usize]) -> Result<(), CacheError> {
@@ -198,6 +217,11 @@ impl Progress {
     /// Takes every batch row back to its length in `to`.
     pub(crate) fn truncate(&mut self, to: &[usize]) {
         self.lengths = to.to_vec();
+        self.last.resize(to.len(), 0);
+        self.last
+            .iter_mut()
+            .zip(to)
+            .for_each(|(last, &to)| *last = to.min(*last));
     }
 
     /// Checks a choice of batch rows; [`select_rows`](Self::select_rows) then carries it out.
@@ -211,12 +235,15 @@ impl Progress {
     }
 
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {
-        self.lengths = rows.iter().map(|&row| self.lengths[row]).collect();
+        let of = |lengths: &[usize]| rows.iter().map(|&row| lengths[row]).collect();
+        self.last.resize(self.lengths.len(), 0);
+        (self.lengths, self.last) = (of(&self.lengths), of(&self.last));
     }
 
     /// Where a cache stands that took in these tokens by batch row.
     pub(crate) fn at(lengths: Vec<usize>) -> Self {
         Self {
+            last: lengths.clone(),
             lengths,
             ..Self::default()
         }

@@ -6,6 +6,7 @@ mod config;
 mod park;
 mod prefix;
 mod rebuild;
+mod stored;
 
 use burn::tensor::Device;
 
@@ -16,8 +17,8 @@ pub use self::{
 };
 use crate::{
     cache::{
-        CacheBackend, CacheError, Entry, Kept, KeysValues, LayerIndex, ModelShape, Span, State,
-        Step, TokenIds, progress::Progress, rows::Rows, state::wrong,
+        CacheBackend, CacheError, Kept, KeysValues, LayerIndex, ModelShape, Span, State, Step,
+        TokenIds, progress::Progress, rows::Rows,
     },
     exact::conformance::{Conformance, Subject},
     memory::MemoryReport,
@@ -134,79 +135,6 @@ impl ResidualCheckpoint {
         Ok(Self::empty(shape, device, config.hot, config.floor))
     }
 
-    /// A state of this kind without entries.
-    fn kind(&self) -> State {
-        let rows = match self.hot {
-            usize::MAX => "all rows".into(),
-            hot => format!("{hot} rows"),
-        };
-        let floor = match self.floor {
-            Floor::Tokens => "token ids",
-            Floor::Residuals => "residuals",
-        };
-        State::new("residual", &format!("{rows} above {floor}"), &self.shape)
-    }
-
-    /// A cache like this one with what a state holds.
-    fn restored(&self, state: &State) -> Result<Self, CacheError> {
-        let mut cache = Self::empty(&self.shape, &self.device, self.hot, self.floor);
-        let lengths = state.lengths()?;
-        if self.floor == Floor::Tokens {
-            let mut ids = state.ids("ids")?;
-            if lengths.iter().sum::<usize>() != ids.len() {
-                return Err(wrong("ids", "there is not one for every token"));
-            }
-            let rows = lengths.iter().map(|&length| {
-                let (row, rest) = ids.split_at(length);
-                ids = rest;
-                row.to_vec()
-            });
-            cache.tokens = rows.collect();
-            cache.emptied = match state.integers("emptied")? {
-                [0] => false,
-                [1] => true,
-                _ => return Err(wrong("emptied", "it is neither 0 nor 1")),
-            };
-        }
-        for layer in 0..self.shape.layers() {
-            let slots = || format!("layer.{layer}.slots");
-            let rows = self.layers[layer].restored(layer, &lengths, &self.shape, state)?;
-            if cache.emptied && rows.capacity() > 0 {
-                return Err(wrong("emptied", "rows are held"));
-            }
-            if self.shape.slides(layer) {
-                // Only above token ids a window's rows can be rebuilt.
-                if !cache.emptied && !rows.are_some(&lengths) {
-                    return Err(wrong(
-                        &slots(),
-                        "the rows of a layer with a window are missing",
-                    ));
-                }
-            } else if !rows.are_newest(&lengths, |_| 0) {
-                return Err(wrong(&slots(), "the rows held are not the newest"));
-            }
-            cache.layers[layer] = rows;
-            if self.floor == Floor::Residuals && !self.shape.slides(layer) {
-                cache.residuals[layer] = Residuals::restored(layer, &lengths, &self.shape, state)?;
-            }
-        }
-        let full = cache.layers.iter().filter(|rows| !rows.slides());
-        let held = |rows: &Rows| {
-            (0..lengths.len())
-                .map(|row| rows.used(row))
-                .collect::<Vec<_>>()
-        };
-        let mut held = full.map(held);
-        if let Some(first) = held.next()
-            && held.any(|other| other != first)
-        {
-            return Err(wrong("slots", "the layers do not hold the same rows"));
-        }
-        drop(held);
-        cache.progress = Progress::at(lengths);
-        Ok(cache)
-    }
-
     /// Takes every batch row back to its length in `to`, which makes sense.
     fn take_back(&mut self, to: &[usize]) -> Result<(), CacheError> {
         if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0) {
@@ -218,12 +146,8 @@ impl ResidualCheckpoint {
                 .for_each(|rows| *rows = rows.emptied());
             self.emptied = true;
         }
-        (self.scratch_peak, self.sliding_peak) = (0, 0);
-        for layer in 0..self.layers.len() {
-            let held = self.memory().total();
-            let settle = !self.progress.is_draft();
-            let moved = self.layers[layer].cut(self.progress.lengths(), to, settle);
-            self.sliding_peak = self.sliding_peak.max(held + moved);
+        for rows in &mut self.layers {
+            rows.cut(self.progress.lengths(), to);
         }
         self.progress.truncate(to);
         self.tokens.truncate(to);
@@ -231,7 +155,20 @@ impl ResidualCheckpoint {
         self.residuals
             .iter_mut()
             .for_each(|residuals| residuals.truncate(longest));
+        self.settle();
         Ok(())
+    }
+
+    /// Gives back what half of the buffers no longer need, outside of drafts.
+    fn settle(&mut self) {
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
+        for layer in 0..self.layers.len() {
+            if !self.progress.is_draft() {
+                let held = self.memory().total();
+                let moved = self.layers[layer].settle();
+                self.sliding_peak = self.sliding_peak.max(held + moved);
+            }
+        }
     }
 
     fn empty(shape: &ModelShape, device: &Device, hot: usize, floor: Floor) -> Self {
@@ -262,7 +199,7 @@ impl CacheBackend for ResidualCheckpoint {
         self.progress.begin(step)?;
         (self.scratch_peak, self.sliding_peak) = (0, 0);
         for layer in 0..self.layers.len() {
-            let moved = self.layers[layer].slide(&self.progress.verified());
+            let moved = self.layers[layer].slide(&self.progress.anchor());
             if moved > 0 {
                 self.sliding_peak = self.sliding_peak.max(moved + self.memory().total());
             }
@@ -326,9 +263,11 @@ impl CacheBackend for ResidualCheckpoint {
         } else {
             &[]
         };
+        let window = self.shape.windows.get(layer.index()).copied().flatten();
+        let first = |length: usize| window.map_or(0, |w| (length + 1).saturating_sub(w.get()));
         let all = lengths
             .iter()
-            .map(|&length| vec![(0..length).collect()])
+            .map(|&length| vec![(first(length)..length).collect()])
             .collect();
         self.shape.readable(layer, lengths, all)
     }
@@ -380,12 +319,14 @@ impl CacheBackend for ResidualCheckpoint {
         }
         self.take_back(&to)?;
         self.progress.end_draft();
+        self.settle();
         Ok(())
     }
 
     fn accept(&mut self) -> Result<(), CacheError> {
         self.progress.drafted()?;
         self.progress.end_draft();
+        self.settle();
         Ok(())
     }
 
@@ -422,22 +363,10 @@ impl CacheBackend for ResidualCheckpoint {
 
     fn state(&self) -> Result<State, CacheError> {
         self.progress.undrafted()?;
-        let mut state = self.kind();
-        state.insert_positions("lengths", self.progress.lengths().iter().copied());
-        for (layer, rows) in self.layers.iter().enumerate() {
-            rows.write(layer, &mut state);
-            self.residuals[layer].write(layer, &mut state);
-        }
-        if self.floor == Floor::Tokens {
-            let ids = self.tokens.iter().flatten().copied();
-            state.insert("ids", Entry::Ids(ids.collect()));
-            state.insert("emptied", Entry::Integers(vec![u64::from(self.emptied)]));
-        }
-        Ok(state)
+        Ok(self.written())
     }
 
     fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
-        state.check(&self.kind())?;
         *self = self.restored(state)?;
         Ok(())
     }

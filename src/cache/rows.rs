@@ -225,10 +225,8 @@ impl Rows {
     }
 
     /// Takes every batch row back from its length to that in `to`. Freed slots are overwritten with zeros:
-    /// what a call left there that was taken back may not be finite. Rows that stay are not touched,
-    /// unless half of the buffers is no longer needed and `settle` allows to give it back. Answers the bytes
-    /// that were held on top meanwhile.
-    pub(crate) fn cut(&mut self, lengths: &[usize], to: &[usize], settle: bool) -> usize {
+    /// what a call left there that was taken back may not be finite. Rows that stay are not touched.
+    pub(crate) fn cut(&mut self, lengths: &[usize], to: &[usize]) {
         let lists = self.lists();
         let slots = self.slots.iter_mut().enumerate();
         let freed: Vec<Vec<Range<usize>>> = slots
@@ -238,9 +236,9 @@ impl Rows {
             *from = 0;
         }
         let Some((mut keys, mut values)) = self.buffers.take() else {
-            return 0;
+            return;
         };
-        let [_, kv_heads, width, capacity] = keys.dims();
+        let [_, kv_heads, width, _] = keys.dims();
         for (rows, heads, list) in parts(&freed, lists, kv_heads) {
             for free in &freed[list] {
                 let at = [rows.clone(), heads.clone(), 0..width, free.clone()];
@@ -250,8 +248,13 @@ impl Rows {
             }
         }
         self.buffers = Some((keys, values));
+    }
+
+    /// [Shrinks](Self::shrink) buffers of which no more than half is needed: what a truncation frees would
+    /// otherwise be given back and asked for again with every token at the edge of a piece.
+    pub(crate) fn settle(&mut self) -> usize {
         let used = self.slots.iter().map(Slots::used).max().unwrap_or(0);
-        if settle && (used + 1).next_multiple_of(PIECE) <= capacity / 2 {
+        if (used + 1).next_multiple_of(PIECE) <= self.capacity() / 2 {
             self.shrink()
         } else {
             0

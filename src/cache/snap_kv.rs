@@ -308,6 +308,16 @@ impl Policy for PromptWindow {
             }
             Ok(kept)
         };
+        let prompts = state.positions("prompts")?;
+        let open = |row: &usize| prompts.get(*row) == Some(&usize::MAX);
+        let full = || held.layers.iter().filter(|rows| !rows.slides());
+        let whole = |row: usize| full().all(|rows| rows.starts_with(row, longest[row]));
+        if (0..longest.len())
+            .filter(open)
+            .any(|row| longest[row] > 0 && !whole(row))
+        {
+            return Err(wrong("prompts", "one is open, but rows of it are missing"));
+        }
         let rows = 0..longest.len();
         let layers =
             (0..self.layers.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());

@@ -76,6 +76,11 @@ pub enum SessionError {
         dtype: DType,
     },
     /// The cache refused to hand out its state or to go on from another.
-    #[error("the cache refused")]
-    Cache(#[from] CacheError),
+    #[error("{}: the cache refused", path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: CacheError,
+    },
 }

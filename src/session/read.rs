@@ -22,7 +22,8 @@ use crate::{
 /// [`SessionError`], naming what differs. The cache is then as it was.
 ///
 /// # Cost
-/// The file is held whole beside the tensors made of it.
+/// The file is held whole beside the tensors made of it, and these beside what the cache held and the rows
+/// it goes on with.
 pub fn load<C>(
     path: &Path,
     cache: &mut C,
@@ -33,7 +34,9 @@ where
     C: CacheBackend + ?Sized,
 {
     let state = read(path, model, device)?;
-    Ok(cache.set_state(&state)?)
+    cache
+        .set_state(&state)
+        .map_err(|source| refused(path, source))
 }
 
 fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, SessionError> {
@@ -56,7 +59,8 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     for (name, view) in tensors.iter() {
         let found = of_tensor(name, view.dtype(), view.shape(), view.data());
         check(path, name, facts.get(&checksum_key(name)), found)?;
-        state.insert(name, entry(name, &view, device)?);
+        let entry = entry(name, &view, device).map_err(|source| refused(path, source))?;
+        state.insert(name, entry);
     }
     let prefix = checksum_key("");
     let missing = facts
@@ -66,6 +70,13 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     match missing {
         Some((name, sum)) => check(path, name, Some(sum), "missing".into()).map(|()| state),
         None => Ok(state),
+    }
+}
+
+fn refused(path: &Path, source: CacheError) -> SessionError {
+    SessionError::Cache {
+        path: path.into(),
+        source,
     }
 }
 

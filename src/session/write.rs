@@ -13,9 +13,10 @@ use crate::cache::{CacheBackend, CacheError, Entry};
 
 /// Writes everything `cache` needs to go on into a file, replacing what was there.
 ///
-/// The file is written under a temporary name beside `path`, synced to the disk and renamed: whatever
-/// happens meanwhile, `path` is the old file or the new one. Where the process is killed, a file whose name
-/// begins with a dot and ends in `.tmp` may be left.
+/// The file is written into a temporary folder beside `path`, synced to the disk and moved: whatever happens
+/// meanwhile, `path` is the old file or the new one. Where the process is killed, a folder whose name begins
+/// with a dot and ends in `.tmp` may be left. Its owner alone can read the file; a link at `path` is
+/// replaced.
 ///
 /// # Errors
 /// [`SessionError`]: the file cannot be written, or the cache does not hand out its state.
@@ -26,7 +27,11 @@ pub fn save<C>(path: &Path, cache: &C, model: &Fingerprint) -> Result<(), Sessio
 where
     C: CacheBackend + ?Sized,
 {
-    let state = cache.state()?;
+    let refused = |source| SessionError::Cache {
+        path: path.into(),
+        source,
+    };
+    let state = cache.state().map_err(refused)?;
     let mut facts: Facts = [
         ("format", FORMAT.into()),
         ("version", VERSION.to_string()),
@@ -46,7 +51,7 @@ where
         let part = Part::new(name, entry)?;
         let bytes = part
             .bytes()
-            .map_err(|error| CacheError::Backend(Box::new(error)))?;
+            .map_err(|error| refused(CacheError::Backend(Box::new(error))))?;
         let checksum = of_tensor(name, part.dtype, &part.shape, &bytes);
         facts.insert(checksum_key(name), checksum);
         parts.push((name, part));
@@ -63,12 +68,15 @@ fn write(path: &Path, parts: Vec<(&str, Part<'_>)>, facts: Facts) -> io::Result<
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
+    // Opened ahead: what cannot be synced is refused before anything is replaced.
+    #[cfg(unix)]
+    let on_disk = std::fs::File::open(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = tempfile::Builder::new()
+    let aside = tempfile::Builder::new()
         .prefix(&format!(".{name}."))
         .suffix(".tmp")
-        .tempfile_in(folder)?
-        .into_temp_path();
+        .tempdir_in(folder)?;
+    let temporary = aside.path().join("session");
     serialize_to_file(parts, Some(facts), &temporary).map_err(|error| match error {
         SafeTensorError::IoError(error) => error,
         error => io::Error::other(error),
@@ -77,10 +85,10 @@ fn write(path: &Path, parts: Vec<(&str, Part<'_>)>, facts: Facts) -> io::Result<
         .write(true)
         .open(&temporary)?
         .sync_all()?;
-    temporary.persist(path).map_err(|error| error.error)?;
-    // The new name lasts once the folder is on the disk; not every system can be asked for that.
+    std::fs::rename(&temporary, path)?;
+    // The new name lasts once the folder is on the disk.
     #[cfg(unix)]
-    std::fs::File::open(folder)?.sync_all()?;
+    on_disk.sync_all()?;
     Ok(())
 }
 

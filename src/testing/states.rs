@@ -7,16 +7,37 @@ use super::{
     models::{Call, Model, chunked, mixed, models, ragged},
     trial::Trial,
 };
-use crate::cache::{CacheBackend, CacheError, State};
+use crate::cache::{CacheBackend, CacheError, State, Step};
 
 /// A cache that takes over the [`state`](CacheBackend::state) of another stands where that stood and goes
 /// on with its bits, whatever it held before; the other goes on untouched. A state of another backend is
-/// refused, and so is taking one while a draft or a step is open; a refusal changes nothing.
+/// refused, and so is taking one while a draft or a step is open; a refusal changes nothing. A backend that
+/// claims no states refuses them, and drafts and the choice of rows with them.
 ///
 /// # Panics
 /// If the law is broken.
 pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
     let law = "a state goes on elsewhere";
+    each(contract, !contract.sessions, device, |model, text| {
+        let mut trial = Trial::new(law, contract, model, TIGHT);
+        trial.feed(&text[0]);
+        let there = trial.state();
+        let state = State::new("no such backend", "", &model.decoder.shape());
+        let cache = &mut trial.cache;
+        let refusals = [
+            cache.state().map(drop),
+            cache.set_state(&state),
+            cache.checkpoint(),
+            cache.restore(),
+            cache.accept(),
+            cache.select_rows(&[0]),
+        ];
+        let right = |refusal| matches!(refusal, Err(CacheError::Unsupported { .. }));
+        trial.require(
+            refusals.into_iter().all(right) && trial.state() == there,
+            "what is not claimed was not refused, or changed something",
+        );
+    });
     each(contract, contract.sessions, device, |model, text| {
         for at in 0..text.len() {
             let make = || Trial::new(law, contract, model, TIGHT);
@@ -35,7 +56,7 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
                 Err(error) => origin.broken(format_args!("no state: {error}")),
             };
             other.must("to take over a state", |cache| cache.set_state(&state));
-            drop(state);
+            let there = other.state();
             (other.lengths, other.prompts) = (origin.lengths.clone(), origin.prompts.clone());
             let (ours, theirs) = (other.text_state(), origin.text_state());
             other.require(
@@ -53,6 +74,26 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
                 matches!(drafted, Err(CacheError::CheckpointOpen)),
                 "a state within a draft was not refused",
             );
+            origin.must("to take a draft back", |cache| cache.restore());
+            let rows = vec![vec![1, 2, 3]; text[0].rows.len()];
+            let mut starts = origin.lengths.clone();
+            starts.resize(rows.len(), 0);
+            let begun = Step::new(rows.into(), &starts).and_then(|step| origin.cache.begin(&step));
+            origin.require(begun.is_ok(), "a good step was refused");
+            let cache = &mut origin.cache;
+            let refusals = [
+                cache.state().map(drop),
+                cache.checkpoint(),
+                cache.restore(),
+                cache.accept(),
+                cache.select_rows(&[0]),
+                cache.truncate(usize::MAX),
+            ];
+            let open = |refusal| matches!(refusal, Err(CacheError::Poisoned));
+            origin.require(refusals.into_iter().all(open), "a step is open");
+            // A state is taken over whatever happened.
+            origin.must("to take over a state", |cache| cache.set_state(&state));
+            origin.require(origin.state() == there, "what was open has left something");
         }
     });
 }
@@ -82,6 +123,13 @@ pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
                 right && trial.state() == there,
                 format_args!("a choice of row 4 of 4 gave {refused:?}"),
             );
+            trial.must("a checkpoint", |cache| cache.checkpoint());
+            let drafted = trial.cache.select_rows(choice);
+            trial.require(
+                matches!(drafted, Err(CacheError::CheckpointOpen)),
+                "a choice within a draft was not refused",
+            );
+            trial.must("to take a draft back", |cache| cache.restore());
             trial.must("to select rows", |cache| cache.select_rows(choice));
             trial.lengths = choice.iter().map(|&row| trial.lengths[row]).collect();
             trial.prompts = choice.iter().map(|&row| trial.prompts[row]).collect();

@@ -331,8 +331,17 @@ impl Life {
                 self.before = None;
             }
             Ok(()) => {
-                let rows = self.rows.iter_mut().zip(to);
-                rows.for_each(|(row, &to)| row.truncate(to));
+                for (index, (row, &to)) in self.rows.iter_mut().zip(to).enumerate() {
+                    let shortened = to < row.tokens.len();
+                    row.truncate(to);
+                    // Of whose draft nothing is left, to that row it never came.
+                    if let Some(before) = self.before.as_ref().filter(|_| shortened) {
+                        let then = before.get(index).cloned().unwrap_or_default();
+                        if then.tokens.len() == to {
+                            *row = then;
+                        }
+                    }
+                }
             }
             Err(CacheError::Irreversible { row, to, oldest }) if !due => {
                 assert!(to < oldest && oldest <= lengths[row], "{oldest} of {row}");
@@ -363,9 +372,6 @@ impl Life {
         self.verify_all();
         self.held.get_mut().restore().expect("one is open");
         (self.rows, self.before) = (before, None);
-        for row in self.rows.iter_mut().filter(|_| self.fed_in_draft) {
-            row.undo = row.tokens.len();
-        }
         self.check_place();
     }
 
@@ -480,7 +486,10 @@ impl Life {
                 let refused = session::save(&path, cache, &model);
                 let typed = matches!(
                     refused,
-                    Err(SessionError::Cache(CacheError::CheckpointOpen))
+                    Err(SessionError::Cache {
+                        source: CacheError::CheckpointOpen,
+                        ..
+                    })
                 );
                 typed && !path.exists()
             });

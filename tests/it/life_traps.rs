@@ -500,7 +500,13 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
         poisoned(cache.state().map(drop));
         let saved = session::save(&path, cache, &model.decoder.fingerprint());
         assert!(
-            matches!(saved, Err(SessionError::Cache(CacheError::Poisoned))),
+            matches!(
+                saved,
+                Err(SessionError::Cache {
+                    source: CacheError::Poisoned,
+                    ..
+                })
+            ),
             "{saved:?}"
         );
         if matches!(kind, Kind::Residual { .. }) {

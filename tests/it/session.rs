@@ -1,10 +1,15 @@
 //! The life of a cache: truncate, clear, fork, two caches on one model.
 
-use kv_direct::cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex};
+use std::{num::NonZeroUsize, ops::ControlFlow};
+
+use kv_direct::{
+    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, Resuming},
+    model::DecoderConfig,
+};
 
 use crate::{
     allocator::measure,
-    support::{backends, feed, probe, residual, seen, tiny, tokens},
+    support::{backends, feed, probe, random, residual, seen, tiny, tokens},
 };
 
 #[test]
@@ -49,6 +54,67 @@ fn undoing_a_call_costs_what_the_call_was() {
                 peak < 4 << 10,
                 "{peak} bytes to take 5 tokens of {length} back"
             );
+        }
+    }
+}
+
+/// Broken off before any layer it leaves a parked session; carried through it leaves one that was never
+/// parked, also where a batch row is empty.
+#[test]
+fn a_resume_gives_back_what_was_parked_or_leaves_it() {
+    let mut windowed = DecoderConfig::new(97, 64, 3, 4, 2);
+    windowed.layers[1].window = NonZeroUsize::new(7);
+    for decoder in [tiny(2), random(&windowed)] {
+        let probe = probe(&decoder);
+        for (floor, hot) in [
+            (Floor::Tokens, 0),
+            (Floor::Tokens, 5),
+            (Floor::Tokens, usize::MAX),
+            (Floor::Residuals, 5),
+            (Floor::Residuals, usize::MAX),
+        ] {
+            let mut cache = residual(&decoder, hot, floor, &probe);
+            feed(
+                &decoder,
+                &mut cache,
+                vec![tokens(1, 70), vec![], tokens(2, 9)],
+            );
+            let mut straight = cache.fork();
+            cache.park().expect("it rebuilds");
+            let parked = seen(&cache, 3);
+            for layer in 0..=3 {
+                let stop = |resuming: Resuming| match resuming.done == layer {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                };
+                let was_parked = cache.is_parked();
+                let broken = cache.resume(|layer| decoder.at(layer), stop);
+                let broken = broken.expect("a decoder that is there").is_break();
+                assert_eq!((broken, cache.is_parked()), (was_parked, was_parked));
+                assert_eq!(seen(&cache, 3), parked, "{floor:?}, {hot}, before {layer}");
+            }
+            let done = cache.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
+            assert!(done.expect("a decoder that is there").is_continue());
+            assert!(!cache.is_parked());
+            assert_eq!(
+                cache.memory().keys_values,
+                straight.memory().keys_values,
+                "{floor:?}, {hot}"
+            );
+            let call = vec![tokens(3, 2), tokens(4, 1), vec![]];
+            let expected = feed(&decoder, &mut straight, call.clone());
+            assert!(
+                feed(&decoder, &mut cache, call) == expected,
+                "{floor:?}, {hot}"
+            );
+            // A batch of nothing but an empty row has nothing to come back.
+            cache.clear();
+            feed(&decoder, &mut cache, vec![tokens(1, 3), vec![]]);
+            cache.select_rows(&[1]).expect("there are two");
+            cache.park().expect("it rebuilds");
+            let done = cache.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
+            assert!(done.expect("nothing to rebuild").is_continue());
+            feed(&decoder, &mut cache, &[1, 2][..]);
         }
     }
 }

@@ -132,7 +132,10 @@ fn a_file_of_something_else_is_refused_by_what_differs() {
 
     let kind = |what| {
         move |error: &SessionError| match error {
-            SessionError::Cache(CacheError::Foreign { what: found, .. }) => *found == what,
+            SessionError::Cache {
+                source: CacheError::Foreign { what: found, .. },
+                ..
+            } => *found == what,
             _ => false,
         }
     };
@@ -249,7 +252,10 @@ fn a_state_is_not_handed_out_in_a_step_or_a_draft() {
         assert!(
             matches!(
                 drafted,
-                Err(SessionError::Cache(CacheError::CheckpointOpen))
+                Err(SessionError::Cache {
+                    source: CacheError::CheckpointOpen,
+                    ..
+                })
             ),
             "{name}: {drafted:?}"
         );
@@ -258,7 +264,13 @@ fn a_state_is_not_handed_out_in_a_step_or_a_draft() {
         cache.begin(&step).expect("a good step");
         let open = session::save(&path, &cache, &model);
         assert!(
-            matches!(open, Err(SessionError::Cache(CacheError::Poisoned))),
+            matches!(
+                open,
+                Err(SessionError::Cache {
+                    source: CacheError::Poisoned,
+                    ..
+                })
+            ),
             "{name}: {open:?}"
         );
         assert!(

@@ -145,6 +145,7 @@ fn change() -> impl Strategy<Value = Change> {
         512,
         513,
         1024,
+        5000,
         1 << 20,
         1 << 32,
         1 << 52,
@@ -176,8 +177,10 @@ fn used(decoder: &Decoder, cache: &mut Box<dyn CacheBackend>) {
     for layer in 0..4 {
         drop(cache.kept(kv_direct::cache::LayerIndex::new(layer)));
     }
-    drop((cache.memory(), cache.state(), cache.park()));
+    drop((cache.memory(), cache.state()));
     let mut fork = cache.fork();
+    forward(&mut fork, 2);
+    drop((fork.park(), fork.state()));
     drop(fork.select_rows(&[0]));
     forward(&mut fork, 2);
     drop(fork.truncate(fork.position(0).saturating_sub(3)));
@@ -274,7 +277,7 @@ fn fuzz<S: Strategy>(
 
 fn small(windows: bool) -> Decoder {
     let mut config = DecoderConfig::new(97, 16, 2, 2, 2);
-    config.max_positions = 64;
+    config.max_positions = 9_000;
     if windows {
         config.layers[0].window = std::num::NonZeroUsize::new(5);
     }

@@ -113,6 +113,15 @@ impl Draft {
         Some((queries, values))
     }
 
+    /// A batch row of whose draft nothing is left has the prompt it had when that began.
+    pub(super) fn reopen(&self, now: &mut [Option<usize>], nothing_left: impl Fn(usize) -> bool) {
+        for (row, now) in now.iter_mut().enumerate() {
+            if nothing_left(row) {
+                *now = self.prompts.get(row).copied().flatten();
+            }
+        }
+    }
+
     /// The prompts as they were when the draft began.
     pub(super) fn into_prompts(self) -> Vec<Option<usize>> {
         self.prompts

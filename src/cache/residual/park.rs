@@ -31,7 +31,8 @@ impl ResidualCheckpoint {
                 *rows = rows.emptied();
             }
         }
-        self.emptied = self.floor == Floor::Tokens && !self.progress.lengths().is_empty();
+        self.emptied =
+            self.floor == Floor::Tokens && self.progress.lengths().iter().any(|&n| n > 0);
         self.tokens.shrink();
         (self.scratch_peak, self.sliding_peak) = (0, 0);
     }
@@ -41,7 +42,7 @@ impl ResidualCheckpoint {
     /// residuals. `at` is the decoder at a layer.
     ///
     /// `progress` is asked before every layer and after the last. Where it breaks off, and where it fails,
-    /// the cache is as it was before: parked.
+    /// the cache is as it was before: parked. A cache that is not [parked](Self::is_parked) asks nothing.
     ///
     /// # Errors
     /// [`Poisoned`](CacheError::Poisoned) while a step is open, and whatever the replay runs into.
@@ -111,7 +112,7 @@ impl ResidualCheckpoint {
         R: Replay,
     {
         let (lengths, layers) = (self.progress.lengths().to_vec(), self.shape.layers());
-        let verified = self.progress.verified();
+        let anchor = self.progress.anchor();
         let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
         let mut scratch = 0;
         for layer in 0..layers {
@@ -139,7 +140,7 @@ impl ResidualCheckpoint {
             }
             let on = self.floor == Floor::Tokens && layer + 1 < layers;
             if slides {
-                store.slide(&verified);
+                store.slide(&anchor);
                 let passed =
                     self.pass(layer, &mut prefix, &lengths, &replay, on, Some(&mut store))?;
                 scratch = scratch.max(passed);

@@ -74,9 +74,9 @@ impl ResidualCheckpoint {
         on: bool,
         mut store: Option<&mut Rows>,
     ) -> Result<usize, CacheError> {
-        let (window, verified) = (self.shape.windows[layer], self.progress.verified());
-        // What came in a draft stays whatever the window shows.
-        let needed = |row: usize, key| key >= verified[row] || visible(verified[row], key, window);
+        let (window, anchor) = (self.shape.windows[layer], self.progress.anchor());
+        // What came since then stays whatever the window shows.
+        let needed = |row: usize, key| key >= anchor[row] || visible(anchor[row], key, window);
         let mut reach = Rows::new(window);
         let held = prefix.pass(old, replay, on, &mut reach, |rows, positions| {
             if let Some(store) = &mut store {
