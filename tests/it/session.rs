@@ -96,11 +96,10 @@ fn a_resume_gives_back_what_was_parked_or_leaves_it() {
             let done = cache.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
             assert!(done.expect("a decoder that is there").is_continue());
             assert!(!cache.is_parked());
-            assert_eq!(
-                cache.memory().keys_values,
-                straight.memory().keys_values,
-                "{floor:?}, {hot}"
-            );
+            // A window's rows of the last call, which would undo it, do not come back.
+            let (found, whole) = (cache.memory().keys_values, straight.memory().keys_values);
+            let same = decoder.shape().windows.iter().all(Option::is_none);
+            assert!(found == whole || !same && found < whole, "{floor:?}, {hot}");
             let call = vec![tokens(3, 2), tokens(4, 1), vec![]];
             let expected = feed(&decoder, &mut straight, call.clone());
             assert!(
