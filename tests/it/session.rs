@@ -100,7 +100,7 @@ fn a_resume_gives_back_what_was_parked_or_leaves_it() {
             let (found, whole) = (cache.memory().keys_values, straight.memory().keys_values);
             let same = decoder.shape().windows.iter().all(Option::is_none);
             assert!(found == whole || !same && found < whole, "{floor:?}, {hot}");
-            let call = vec![tokens(3, 2), tokens(4, 1), vec![]];
+            let call = vec![tokens(3, 2), tokens(4, 2), tokens(5, 2)];
             let expected = feed(&decoder, &mut straight, call.clone());
             assert!(
                 feed(&decoder, &mut cache, call) == expected,
