@@ -37,7 +37,7 @@ pub use self::{
     group::Group,
     h2o::{H2o, H2oConfig},
     replay::Replay,
-    residual::{Floor, ResidualCheckpoint, ResidualConfig, Resuming},
+    residual::{Floor, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming},
     shape::ModelShape,
     snap_kv::{Pooling, SnapKv, SnapKvConfig},
     span::{Kept, KeysValues, Projection, Span},

@@ -67,6 +67,8 @@ mod oracle;
 mod oracle_random;
 #[path = "it/patching.rs"]
 mod patching;
+#[path = "it/plans.rs"]
+mod plans;
 #[path = "it/policies.rs"]
 mod policies;
 #[path = "it/random.rs"]

@@ -2,7 +2,7 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, Floor, FullKv, Group, H2o, H2oConfig, Indexing, Pooling,
+        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, Plan, Pooling,
         ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
         Tova, TovaConfig, Window,
     },
@@ -52,7 +52,7 @@ pub(crate) enum Kind {
     Residual {
         hot: usize,
         #[serde(default)]
-        plan: Plan,
+        plan: Kept,
     },
 }
 
@@ -89,12 +89,15 @@ pub(crate) enum Pool {
     Max,
 }
 
+/// What is kept of old tokens.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Plan {
+pub(crate) enum Kept {
     #[default]
     Tokens,
     Residuals,
+    KeepTop(usize),
+    ResidualAt(usize),
 }
 
 impl Kind {
@@ -142,9 +145,9 @@ impl Kind {
             "residual" | "residuals" => Self::Residual {
                 hot: budget,
                 plan: if name == "residual" {
-                    Plan::Tokens
+                    Kept::Tokens
                 } else {
-                    Plan::Residuals
+                    Kept::Residuals
                 },
             },
             _ => return None,
@@ -207,11 +210,13 @@ impl Kind {
                 Box::new(SnapKv::new(&shape, config)?)
             }
             Self::Residual { hot, plan } => {
-                let floor = match plan {
-                    Plan::Tokens => Floor::Tokens,
-                    Plan::Residuals => Floor::Residuals,
+                let plan = match plan {
+                    Kept::Tokens => Plan::tokens(&shape),
+                    Kept::Residuals => Plan::residuals(&shape),
+                    Kept::KeepTop(layers) => Plan::keep_top(&shape, layers)?,
+                    Kept::ResidualAt(layer) => Plan::residual_at(&shape, layer)?,
                 };
-                let mut config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
+                let mut config = ResidualConfig::new(hot).with_plan(plan).even_if_larger();
                 if let Some(probe) = probe {
                     config = config.with_conformance(probe.clone());
                 }

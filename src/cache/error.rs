@@ -185,13 +185,29 @@ pub enum CacheError {
         /// The layer.
         layer: usize,
     },
-    /// One residual per layer would hold more than the keys and values it replaces.
+    /// A plan for another number of layers.
+    #[error("the plan is about {found} layers, the model has {expected}")]
+    PlanLayers {
+        /// Layers of the model.
+        expected: usize,
+        /// Layers of the plan.
+        found: usize,
+    },
+    /// A plan that keeps keys and values where the window is kept anyway.
     #[error(
-        "one residual per layer holds {residuals} bytes a token, the keys and values it replaces \
-         {keys_values}: nothing is saved"
+        "the plan keeps old keys and values at layer {layer}, whose window is all that is ever seen"
+    )]
+    PlanWindow {
+        /// The layer.
+        layer: usize,
+    },
+    /// A plan would hold more than the keys and values it replaces.
+    #[error(
+        "residuals and what is kept beside them hold {residuals} bytes a token, the keys and values they \
+         replace {keys_values}: nothing is saved"
     )]
     Larger {
-        /// Bytes of one token's residuals in all layers.
+        /// Bytes that the plan keeps of one old token.
         residuals: usize,
         /// Bytes of one token's keys and values in all layers.
         keys_values: usize,

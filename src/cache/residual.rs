@@ -4,16 +4,21 @@
 
 mod config;
 mod park;
+mod plan;
 mod prefix;
 mod rebuild;
 mod stored;
 
 use burn::tensor::Device;
 
-use self::prefix::{Prefix, Residuals};
 pub use self::{
     config::{Floor, ResidualConfig},
     park::Resuming,
+    plan::{Old, Plan},
+};
+use self::{
+    plan::Flow,
+    prefix::{Prefix, Residuals},
 };
 use crate::{
     cache::{
@@ -35,14 +40,16 @@ use crate::{
 ///
 /// A layer with a window keeps the rows of its window, as in every backend, and nothing older: what no
 /// later query sees is dropped without loss. A replay passes through it all the same, chunk by chunk
-/// under its own mask and rotation, if a layer that shows all keys comes behind it.
+/// under its own mask and rotation, if a layer that shows all keys comes behind it. Where such a layer comes
+/// first, token ids are kept beside residuals too: nothing else leads to its rows.
 ///
 /// # Cost
 /// For `T` tokens, `E = T - hot` of them old, `L` layers that show all keys, in bytes of element `b`:
 /// * between steps with [`Floor::Tokens`] `hot · 2 · kv · L · b + 4 · T`; with [`Floor::Residuals`]
 ///   `hot · 2 · kv · L · b + T · d · L · b` (a row's residual is kept from the moment it comes in: it
-///   cannot be had later). `hot` rows are reserved at once when the budget is first reached. A layer
-///   with a window adds the rows of its window and of the last call, in whole pieces of 512.
+///   cannot be had later); with a [`Plan`] what that says layer by layer, `2 · kv · b`, `d · b` or nothing a
+///   token. `hot` rows are reserved at once when the budget is first reached; rows that are all kept, and
+///   those of a window and its last call, stand in whole pieces of 512.
 /// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 64 queries.
 /// * a step replays the `E` old rows: a prefill of them with `Tokens`, up to the last layer that shows
 ///   all keys; one norm and one projection per such layer with `Residuals`. While `T <= hot` it costs
@@ -71,20 +78,22 @@ pub struct ResidualCheckpoint {
     shape: ModelShape,
     device: Device,
     hot: usize,
-    floor: Floor,
+    plan: Plan,
     progress: Progress,
-    /// Exact rows of every layer: the newest of every batch row, or those of the layer's window.
+    /// Exact rows of every layer: the newest of every batch row, those of the layer's window, or all where the
+    /// plan keeps them.
     layers: Vec<Rows>,
-    /// A truncation went further back than a window reaches: the next step rebuilds the rows of all
-    /// layers.
+    /// All rows that can be rebuilt were let go of, those of windows too: the next step rebuilds them.
     emptied: bool,
-    /// Ids of all tokens, those of the open step last; kept for [`Floor::Tokens`] only.
+    /// Ids of all tokens, those of the open step last; kept where the plan replays them.
     tokens: TokenIds,
-    /// Residuals of all tokens by layer; kept for [`Floor::Residuals`] only.
+    /// Residuals of all tokens by layer; kept where the plan says so.
     residuals: Vec<Residuals>,
     /// Rows the open step has to rebuild, by batch row.
     old: Vec<usize>,
-    /// Old rows on their way through the layers, in an open step with [`Floor::Tokens`].
+    /// Which layers the open step carries old rows through.
+    flow: Vec<Flow>,
+    /// Old rows on their way through the layers.
     replaying: Prefix,
     /// The most bytes held on top of the rest within the last step, and the most of all while windows
     /// moved on at its start.
@@ -108,11 +117,15 @@ impl ResidualCheckpoint {
         config: ResidualConfig,
     ) -> Result<Self, CacheError> {
         shape.validate()?;
+        let plan = match config.plan {
+            Some(plan) => plan.checked(shape)?,
+            None => Plan::of_floor(shape, config.floor),
+        };
         let (residuals, keys_values) = (
-            shape.residuals_per_token(),
+            plan.bytes_per_old_token(shape),
             shape.keys_values_per_old_token(),
         );
-        if config.floor == Floor::Residuals && residuals >= keys_values && !config.even_if_larger {
+        if plan.has_residuals() && residuals >= keys_values && !config.even_if_larger {
             return Err(CacheError::Larger {
                 residuals,
                 keys_values,
@@ -132,19 +145,13 @@ impl ResidualCheckpoint {
         if !conformance.is_exact() {
             return Err(CacheError::NotExact(Box::new(conformance)));
         }
-        Ok(Self::empty(shape, device, config.hot, config.floor))
+        Ok(Self::empty(shape, device, config.hot, plan))
     }
 
     /// Takes every batch row back to its length in `to`, which makes sense.
-    fn take_back(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        if let Err(refused) = Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0) {
-            if self.floor == Floor::Residuals {
-                return Err(refused);
-            }
-            self.layers
-                .iter_mut()
-                .for_each(|rows| *rows = rows.emptied());
-            self.emptied = true;
+    fn take_back(&mut self, to: &[usize]) {
+        if Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0).is_err() {
+            self.let_go();
         }
         for rows in &mut self.layers {
             rows.cut(self.progress.lengths(), to);
@@ -156,7 +163,6 @@ impl ResidualCheckpoint {
             .iter_mut()
             .for_each(|residuals| residuals.truncate(longest));
         self.settle();
-        Ok(())
     }
 
     /// Gives back what half of the buffers no longer need, outside of drafts.
@@ -171,22 +177,34 @@ impl ResidualCheckpoint {
         }
     }
 
-    fn empty(shape: &ModelShape, device: &Device, hot: usize, floor: Floor) -> Self {
+    /// Lets go of all rows that the plan does not keep, those of windows too: they can be rebuilt.
+    fn let_go(&mut self) {
+        for (layer, rows) in self.layers.iter_mut().enumerate() {
+            if self.plan.rebuilds(layer) || rows.slides() {
+                *rows = rows.emptied();
+            }
+        }
+        self.emptied = self.progress.lengths().iter().any(|&length| length > 0);
+    }
+
+    fn empty(shape: &ModelShape, device: &Device, hot: usize, plan: Plan) -> Self {
         Self {
             shape: shape.clone(),
             device: device.clone(),
             hot,
-            floor,
             progress: Progress::default(),
-            layers: shape
-                .windows
-                .iter()
-                .map(|&window| Rows::limited(window, hot))
+            layers: (0..shape.layers())
+                .map(|layer| match plan.rebuilds(layer) {
+                    true => Rows::limited(None, hot),
+                    false => Rows::new(shape.windows[layer]),
+                })
                 .collect(),
+            plan,
             emptied: false,
             tokens: TokenIds::default(),
             residuals: vec![Residuals::default(); shape.layers()],
             old: Vec::new(),
+            flow: Vec::new(),
             replaying: Prefix::default(),
             scratch_peak: 0,
             sliding_peak: 0,
@@ -205,15 +223,19 @@ impl CacheBackend for ResidualCheckpoint {
             }
         }
         let lengths = self.progress.lengths();
-        let full = self.layers.iter().find(|rows| !rows.slides());
-        let held = |row: usize, length: usize| match full {
-            Some(rows) => rows.used(row),
+        let limited = (0..self.layers.len()).find(|&layer| self.plan.rebuilds(layer));
+        let held = |row: usize, length: usize| match limited {
+            Some(layer) => self.layers[layer].used(row),
             None if self.emptied => 0,
             None => length,
         };
         let rows = lengths.iter().enumerate();
         self.old = rows.map(|(row, &n)| n - held(row, n)).collect();
-        if self.floor == Floor::Tokens {
+        self.flow = match self.old.iter().any(|&rows| rows > 0) {
+            true => self.plan.flow(self.emptied),
+            false => vec![Flow::default(); self.layers.len()],
+        };
+        if self.plan.keeps_ids() {
             self.tokens.extend(step.tokens());
         }
         Ok(())
@@ -222,17 +244,19 @@ impl CacheBackend for ResidualCheckpoint {
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         self.progress.layer(layer, &span, &self.shape)?;
         let layer = layer.index();
-        let slides = self.shape.slides(layer);
-        if self.floor == Floor::Residuals && !slides {
+        if self.plan.old(layer) == Old::Residual {
             self.residuals[layer].append(span.residual, span.positions);
         }
         let after = self.progress.lengths_after();
-        let replays = self.old.iter().any(|&rows| rows > 0);
-        if slides || replays || after.iter().any(|&length| length > self.hot) {
-            let answer = if slides {
+        let rebuilds = self.plan.rebuilds(layer);
+        let dropped = self.flow[layer].enters || after.iter().any(|&length| length > self.hot);
+        if !rebuilds || dropped {
+            let answer = if self.shape.slides(layer) {
                 self.slide(layer, &span)
-            } else {
+            } else if rebuilds {
                 self.rebuild(layer, &span, &after)
+            } else {
+                self.keep(layer, &span)
             };
             if answer.is_err() {
                 self.progress.fail();
@@ -275,17 +299,15 @@ impl CacheBackend for ResidualCheckpoint {
     fn memory(&self) -> MemoryReport {
         let mut report = Rows::report(&self.layers);
         let taken_in: usize = self.progress.lengths().iter().sum();
-        match self.floor {
-            Floor::Tokens => {
-                report.tokens = taken_in * size_of::<u32>();
-                report.reserved += self.tokens.bytes() - report.tokens;
-            }
-            Floor::Residuals => {
-                report.residuals = taken_in * self.shape.residuals_per_token();
-                report.reserved +=
-                    self.residuals.iter().map(Residuals::bytes).sum::<usize>() - report.residuals;
-            }
+        if self.plan.keeps_ids() {
+            report.tokens = taken_in * size_of::<u32>();
+            report.reserved += self.tokens.bytes() - report.tokens;
         }
+        let residuals = (0..self.layers.len()).filter(|&l| self.plan.old(l) == Old::Residual);
+        let residual = self.shape.hidden * self.shape.dtype.size();
+        report.residuals = taken_in * residuals.count() * residual;
+        report.reserved +=
+            self.residuals.iter().map(Residuals::bytes).sum::<usize>() - report.residuals;
         let sliding = self.sliding_peak.saturating_sub(report.total());
         report.scratch_peak = self.scratch_peak.max(sliding);
         report
@@ -295,16 +317,16 @@ impl CacheBackend for ResidualCheckpoint {
         self.progress.lengths().len()
     }
 
-    /// As [`CacheBackend::truncate_rows`]. With [`Floor::Tokens`] every length can be reached; where a window
-    /// has let go of rows that are needed there, the next step rebuilds those of all layers. With
-    /// [`Floor::Residuals`] that is refused with [`Irreversible`](CacheError::Irreversible).
+    /// As [`CacheBackend::truncate_rows`]. Every length can be reached; where a window has let go of rows that
+    /// are needed there, the next step rebuilds those of all layers.
     fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
         if to.iter().all(|&to| to == 0) {
             self.clear();
             return Ok(());
         }
-        self.take_back(to)
+        self.take_back(to);
+        Ok(())
     }
 
     fn checkpoint(&mut self) -> Result<(), CacheError> {
@@ -317,7 +339,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.clear();
             return Ok(());
         }
-        self.take_back(&to)?;
+        self.take_back(&to);
         self.progress.end_draft();
         self.settle();
         Ok(())
@@ -341,7 +363,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.residuals
                 .iter_mut()
                 .for_each(|residuals| residuals.select_rows(rows));
-            if self.floor == Floor::Tokens {
+            if self.plan.keeps_ids() {
                 self.tokens = rows
                     .iter()
                     .map(|&row| self.tokens.row(row).to_vec())
@@ -353,11 +375,13 @@ impl CacheBackend for ResidualCheckpoint {
         Ok(())
     }
 
-    /// Holds nothing but token ids until the next step, or [`resume`](Self::resume), with
-    /// [`Floor::Tokens`]; the residuals, and the rows of layers with a window, with [`Floor::Residuals`].
+    /// Holds what the plan keeps of old tokens, for all tokens, until the next step or
+    /// [`resume`](Self::resume): with [`Floor::Tokens`] nothing but ids.
     fn park(&mut self) -> Result<(), CacheError> {
         self.progress.settled()?;
-        self.fall();
+        self.let_go();
+        self.tokens.shrink();
+        (self.scratch_peak, self.sliding_peak) = (0, 0);
         Ok(())
     }
 
@@ -372,7 +396,7 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     fn clear(&mut self) {
-        *self = Self::empty(&self.shape, &self.device, self.hot, self.floor);
+        *self = Self::empty(&self.shape, &self.device, self.hot, self.plan.clone());
     }
 
     fn fork(&self) -> Box<dyn CacheBackend> {

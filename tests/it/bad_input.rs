@@ -393,7 +393,7 @@ fn residuals_that_save_nothing_are_refused_with_both_figures() {
         refused
             .expect_err("64 wide residuals against 2 · 16")
             .to_string(),
-        "one residual per layer holds 768 bytes a token, the keys and values it replaces 384: nothing is saved"
+        "residuals and what is kept beside them hold 768 bytes a token, the keys and values they replace 384: nothing is saved"
     );
     assert!(
         ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config.even_if_larger())

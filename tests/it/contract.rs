@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use kv_direct::{
     cache::{
-        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, ResidualCheckpoint,
-        ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova, TovaConfig,
-        Window,
+        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, Old, Plan,
+        ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
+        Tova, TovaConfig, Window,
     },
     exact::conformance::Conformance,
     testing::Contract,
@@ -38,6 +38,20 @@ fn residual(floor: Floor, less: usize) -> Contract {
         .with_rows(move |budget, _, _| budget - less)
         .with_rebuilt_rows()
         .with_parking()
+}
+
+/// Keys and values of the first layer that shows all keys are kept, those of the others replayed from ids.
+fn first_kept() -> Contract {
+    let contract = Contract::lossless(|shape, device, budget| {
+        let mut plan = vec![Old::Nothing; shape.layers()];
+        let first = shape.windows.iter().position(Option::is_none);
+        plan[first.expect("a layer that shows all keys")] = Old::KeysValues;
+        let config = ResidualConfig::new(budget)
+            .with_plan(Plan::new(shape, plan).expect("a plan for these layers"))
+            .with_conformance(probe(shape, device));
+        ResidualCheckpoint::new(shape, device, config).expect("the probe passed")
+    });
+    contract.with_rebuilt_rows().with_every_truncation()
 }
 
 fn streaming(indexing: Indexing) -> Contract {
@@ -77,7 +91,8 @@ kv_direct::contract_tests! {
     full_kv => Contract::lossless(|shape, _, _| FullKv::new(shape));
     residual_checkpoint => residual(Floor::Tokens, 0).with_every_truncation();
     residual_checkpoint_without_exact_rows => residual(Floor::Tokens, 8).with_every_truncation();
-    residual_checkpoint_over_residuals => residual(Floor::Residuals, 0);
+    residual_checkpoint_over_residuals => residual(Floor::Residuals, 0).with_every_truncation();
+    residual_checkpoint_with_a_layer_kept => first_kept().with_parking();
     window => Contract::lossy(|shape, _, budget| Window::new(shape, budget).expect("a budget"));
     h2o => h2o(2);
     streaming_llm => streaming(Indexing::Original);

@@ -2,13 +2,23 @@
 
 use kv_direct::{
     cache::{
-        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm,
-        StreamingLlmConfig, Tova, TovaConfig, Window,
+        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, Plan, ResidualCheckpoint,
+        ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova, TovaConfig,
+        Window,
     },
     model::Decoder,
 };
 
 use crate::support::{probe, residual};
+
+/// A `ResidualCheckpoint` that keeps keys and values of its last layer.
+fn top_kept(decoder: &Decoder, hot: usize) -> ResidualCheckpoint {
+    let shape = decoder.shape();
+    let config = ResidualConfig::new(hot)
+        .with_plan(Plan::keep_top(&shape, 1).expect("a layer"))
+        .with_conformance(probe(decoder));
+    ResidualCheckpoint::new(&shape, decoder.device(), config).expect("the probe passed")
+}
 
 /// By name: `budget` rows, or what is nearest to it; `usize::MAX` exact rows where a cache is parked.
 pub fn zoo(decoder: &Decoder, budget: usize) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
@@ -30,6 +40,10 @@ pub fn zoo(decoder: &Decoder, budget: usize) -> Vec<(&'static str, Box<dyn Cache
         (
             "residual over residuals",
             Box::new(residual(decoder, budget, Floor::Residuals, &probe)),
+        ),
+        (
+            "residual, the top kept",
+            Box::new(top_kept(decoder, budget)),
         ),
         (
             "window",

@@ -1,8 +1,10 @@
 //! What a [`ResidualCheckpoint`](super::ResidualCheckpoint) keeps.
 
+use super::Plan;
 use crate::exact::conformance::Conformance;
 
-/// What is kept of a token whose keys and values were dropped.
+/// What is kept of a token whose keys and values were dropped, in every layer alike; a [`Plan`] says it layer
+/// by layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Floor {
@@ -25,6 +27,7 @@ pub enum Floor {
 pub struct ResidualConfig {
     pub(super) hot: usize,
     pub(super) floor: Floor,
+    pub(super) plan: Option<Plan>,
     pub(super) even_if_larger: bool,
     pub(super) conformance: Option<Conformance>,
 }
@@ -36,6 +39,7 @@ impl ResidualConfig {
         Self {
             hot,
             floor: Floor::Tokens,
+            plan: None,
             even_if_larger: false,
             conformance: None,
         }
@@ -51,8 +55,15 @@ impl ResidualConfig {
 
     /// What is kept of older tokens.
     #[must_use]
-    pub const fn with_floor(mut self, floor: Floor) -> Self {
-        self.floor = floor;
+    pub fn with_floor(mut self, floor: Floor) -> Self {
+        (self.floor, self.plan) = (floor, None);
+        self
+    }
+
+    /// What is kept of older tokens, layer by layer.
+    #[must_use]
+    pub fn with_plan(mut self, plan: Plan) -> Self {
+        self.plan = Some(plan);
         self
     }
 

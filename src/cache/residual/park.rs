@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 
 use super::{
-    Floor, ResidualCheckpoint,
+    Old, ResidualCheckpoint,
+    plan::Flow,
     prefix::{CHUNK, Prefix, projection_bytes},
     rebuild::fill,
 };
@@ -23,20 +24,6 @@ pub struct Resuming {
 }
 
 impl ResidualCheckpoint {
-    /// Drops every row that can be rebuilt.
-    pub(super) fn fall(&mut self) {
-        for (rows, window) in self.layers.iter_mut().zip(&self.shape.windows) {
-            // Above residuals a layer with a window has nothing to be rebuilt from.
-            if self.floor == Floor::Tokens || window.is_none() {
-                *rows = rows.emptied();
-            }
-        }
-        self.emptied =
-            self.floor == Floor::Tokens && self.progress.lengths().iter().any(|&n| n > 0);
-        self.tokens.shrink();
-        (self.scratch_peak, self.sliding_peak) = (0, 0);
-    }
-
     /// Rebuilds the exact rows that a [`park`](crate::cache::CacheBackend::park) or a deep truncation let
     /// go of, so that the next step need not: one prefill of the tokens, or one projection a layer above
     /// residuals. `at` is the decoder at a layer.
@@ -97,8 +84,8 @@ impl ResidualCheckpoint {
     #[must_use]
     pub fn is_parked(&self) -> bool {
         let short = |(row, &length): (usize, &usize)| {
-            let mut full = self.layers.iter().filter(|rows| !rows.slides());
-            full.any(|rows| rows.used(row) < length.min(self.hot))
+            let mut limited = (0..self.layers.len()).filter(|&layer| self.plan.rebuilds(layer));
+            limited.any(|layer| self.layers[layer].used(row) < length.min(self.hot))
         };
         self.emptied || self.progress.lengths().iter().enumerate().any(short)
     }
@@ -112,7 +99,7 @@ impl ResidualCheckpoint {
         R: Replay,
     {
         let (lengths, layers) = (self.progress.lengths().to_vec(), self.shape.layers());
-        let anchor = self.progress.anchor();
+        let (anchor, flow) = (self.progress.anchor(), self.plan.flow(self.emptied));
         let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
         let mut scratch = 0;
         for layer in 0..layers {
@@ -125,36 +112,44 @@ impl ResidualCheckpoint {
                 return Ok(ControlFlow::Break(()));
             }
             let replay = at(LayerIndex::new(layer));
+            let Flow { enters, leaves: on } = flow[layer];
             let slides = self.shape.slides(layer);
-            let mut store = self.layers[layer].emptied();
-            match self.floor {
-                Floor::Residuals if slides => {
-                    rebuilt.push(self.layers[layer].clone());
-                    continue;
-                }
-                Floor::Residuals => prefix = self.residuals[layer].prefix(&lengths),
-                Floor::Tokens if layer == 0 => {
-                    prefix = Prefix::embed(&self.tokens, &lengths, &replay)?;
-                }
-                Floor::Tokens => {}
+            let kept = !self.plan.rebuilds(layer) && !(slides && self.emptied);
+            if !enters {
+                rebuilt.push(self.layers[layer].clone());
+                continue;
             }
-            let on = self.floor == Floor::Tokens && layer + 1 < layers;
+            match self.plan.old(layer) {
+                Old::Residual => prefix = self.residuals[layer].prefix(&lengths),
+                _ if layer == 0 => prefix = Prefix::embed(&self.tokens, &lengths, &replay)?,
+                _ => {}
+            }
+            let mut store = match kept {
+                true => self.layers[layer].clone(),
+                false => self.layers[layer].emptied(),
+            };
             if slides {
                 store.slide(&anchor);
-                let passed =
-                    self.pass(layer, &mut prefix, &lengths, &replay, on, Some(&mut store))?;
+                let refilled = (!kept).then_some(&mut store);
+                let passed = self.pass(layer, &mut prefix, &lengths, &replay, on, refilled)?;
                 scratch = scratch.max(passed);
             } else {
-                let (keys_values, filled) = fill(
-                    &mut store, &prefix, &lengths, self.hot, &lengths, None, &replay,
-                )?;
+                let (keys_values, beside) = match kept {
+                    true => (store.read()?, 0),
+                    false => {
+                        let (after, hot) = (&lengths, self.hot);
+                        let (read, filled) =
+                            fill(&mut store, &prefix, &lengths, hot, after, None, &replay)?;
+                        (read, filled.beside)
+                    }
+                };
                 let mut temporaries = projection_bytes(lengths.len(), &self.shape);
                 if on {
                     let slots = keys_values.positions().width();
                     temporaries = temporaries.max(replay.scratch(lengths.len(), CHUNK, slots));
                     prefix.advance(&keys_values, &replay)?;
                 }
-                scratch = scratch.max(filled.beside + prefix.bytes() + temporaries);
+                scratch = scratch.max(beside + prefix.bytes() + temporaries);
             }
             rebuilt.push(store);
         }

@@ -1,7 +1,8 @@
 //! What a [`ResidualCheckpoint`] answers at a layer, old rows rebuilt and carried on.
 
 use super::{
-    Floor, ResidualCheckpoint,
+    Old, ResidualCheckpoint,
+    plan::Flow,
     prefix::{CHUNK, Prefix, projection_bytes},
 };
 use crate::{
@@ -14,28 +15,29 @@ use crate::{
 type Placed<'a> = Option<(&'a Projection, &'a Positions)>;
 
 impl ResidualCheckpoint {
-    /// Whether the open step carries old rows through `layer`, and whether it carries them on to the next.
-    fn replays(&self, layer: usize) -> (bool, bool) {
-        let last = if self.emptied {
-            self.shape.layers().checked_sub(1)
-        } else {
-            self.shape.windows.iter().rposition(Option::is_none)
-        };
-        let any = self.floor == Floor::Tokens && self.old.iter().any(|&rows| rows > 0);
-        let last = last.filter(|_| any);
-        (
-            last.is_some_and(|last| layer <= last),
-            last.is_some_and(|last| layer < last),
-        )
-    }
-
     /// The old rows as they enter `layer`.
     fn prefix(&mut self, layer: usize, span: &Span<'_>) -> Result<Prefix, CacheError> {
-        match self.floor {
-            Floor::Tokens if layer == 0 => Prefix::embed(&self.tokens, &self.old, span.replay),
-            Floor::Tokens => Ok(std::mem::take(&mut self.replaying)),
-            Floor::Residuals => Ok(self.residuals[layer].prefix(&self.old)),
+        match self.plan.old(layer) {
+            Old::Residual => Ok(self.residuals[layer].prefix(&self.old)),
+            _ if layer == 0 => Prefix::embed(&self.tokens, &self.old, span.replay),
+            _ => Ok(std::mem::take(&mut self.replaying)),
         }
+    }
+
+    /// All rows of a layer whose keys and values are kept; on the way a replay passes through it.
+    pub(super) fn keep(&mut self, layer: usize, span: &Span<'_>) -> Result<KeysValues, CacheError> {
+        let moved = self.layers[layer].append(span.projection, span.positions);
+        self.scratch_peak = self.scratch_peak.max(moved);
+        let keys_values = self.layers[layer].read()?;
+        if self.flow[layer].enters {
+            let mut prefix = self.prefix(layer, span)?;
+            let slots = keys_values.positions().width();
+            let block = span.replay.scratch(self.old.len(), CHUNK, slots);
+            prefix.advance(&keys_values, span.replay)?;
+            self.scratch_peak = self.scratch_peak.max(prefix.bytes() + block);
+            self.replaying = prefix;
+        }
+        Ok(keys_values)
     }
 
     /// All rows of a layer with a window; on the way a replay passes through it.
@@ -45,7 +47,8 @@ impl ResidualCheckpoint {
         span: &Span<'_>,
     ) -> Result<KeysValues, CacheError> {
         let mut replayed = 0;
-        if let (true, on) = self.replays(layer) {
+        let Flow { enters, leaves: on } = self.flow[layer];
+        if enters {
             let mut prefix = self.prefix(layer, span)?;
             let mut store = std::mem::take(&mut self.layers[layer]);
             let old = std::mem::take(&mut self.old);
@@ -105,14 +108,15 @@ impl ResidualCheckpoint {
         let batch = after.len();
         let mut temporaries = filled.copied + projection_bytes(batch, &self.shape);
         let mut carried = 0;
-        if self.floor == Floor::Tokens {
+        // What is kept is counted where it is kept.
+        if self.flow[layer].leaves || self.plan.old(layer) != Old::Residual {
             carried = prefix.bytes();
-            if let (_, true) = self.replays(layer) {
-                let slots = keys_values.positions().width();
-                temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
-                prefix.advance(&keys_values, span.replay)?;
-                self.replaying = prefix;
-            }
+        }
+        if self.flow[layer].leaves {
+            let slots = keys_values.positions().width();
+            temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
+            prefix.advance(&keys_values, span.replay)?;
+            self.replaying = prefix;
         }
         self.scratch_peak = self.scratch_peak.max(filled.beside + carried + temporaries);
         Ok(keys_values)

@@ -1,7 +1,7 @@
 //! A [`ResidualCheckpoint`] as a state, and back.
 
-use super::{Floor, ResidualCheckpoint, prefix::Residuals};
-use crate::cache::{CacheError, Entry, State, progress::Progress, rows::Rows, state::wrong};
+use super::{Old, ResidualCheckpoint, prefix::Residuals};
+use crate::cache::{CacheError, Entry, State, progress::Progress, state::wrong};
 
 impl ResidualCheckpoint {
     /// Its state, between steps and outside of drafts.
@@ -12,10 +12,10 @@ impl ResidualCheckpoint {
             rows.write(layer, &mut state);
             self.residuals[layer].write(layer, &mut state);
         }
-        if self.floor == Floor::Tokens {
+        state.insert("emptied", Entry::Integers(vec![u64::from(self.emptied)]));
+        if self.plan.keeps_ids() {
             let ids = self.tokens.iter().flatten().copied();
             state.insert("ids", Entry::Ids(ids.collect()));
-            state.insert("emptied", Entry::Integers(vec![u64::from(self.emptied)]));
         }
         state
     }
@@ -26,19 +26,24 @@ impl ResidualCheckpoint {
             usize::MAX => "all rows".into(),
             hot => format!("{hot} rows"),
         };
-        let floor = match self.floor {
-            Floor::Tokens => "token ids",
-            Floor::Residuals => "residuals",
-        };
-        State::new("residual", &format!("{rows} above {floor}"), &self.shape)
+        State::new(
+            "residual",
+            &format!("{rows} above {}", self.plan),
+            &self.shape,
+        )
     }
 
     /// A cache like this one with what a state holds.
     pub(super) fn restored(&self, state: &State) -> Result<Self, CacheError> {
         state.check(&self.kind())?;
-        let mut cache = Self::empty(&self.shape, &self.device, self.hot, self.floor);
+        let mut cache = Self::empty(&self.shape, &self.device, self.hot, self.plan.clone());
         let lengths = state.lengths()?;
-        if self.floor == Floor::Tokens {
+        cache.emptied = match state.integers("emptied")? {
+            [0] => false,
+            [1] => true,
+            _ => return Err(wrong("emptied", "it is neither 0 nor 1")),
+        };
+        if self.plan.keeps_ids() {
             let mut ids = state.ids("ids")?;
             if lengths.iter().sum::<usize>() != ids.len() {
                 return Err(wrong("ids", "there is not one for every token"));
@@ -49,41 +54,37 @@ impl ResidualCheckpoint {
                 row.to_vec()
             });
             cache.tokens = rows.collect();
-            cache.emptied = match state.integers("emptied")? {
-                [0] => false,
-                [1] => true,
-                _ => return Err(wrong("emptied", "it is neither 0 nor 1")),
-            };
         }
         for layer in 0..self.shape.layers() {
             let slots = || format!("layer.{layer}.slots");
             let rows = self.layers[layer].restored(layer, &lengths, &self.shape, state)?;
-            if cache.emptied && rows.capacity() > 0 {
+            let kept = !self.shape.slides(layer) && !self.plan.rebuilds(layer);
+            if cache.emptied && !kept && rows.capacity() > 0 {
                 return Err(wrong("emptied", "rows are held"));
             }
             if self.shape.slides(layer) {
-                // Only above token ids a window's rows can be rebuilt.
                 if !cache.emptied && !rows.are_some(&lengths) {
                     return Err(wrong(
                         &slots(),
                         "the rows of a layer with a window are missing",
                     ));
                 }
-            } else if !rows.are_newest(&lengths, |_| 0) {
+            } else if !rows.are_newest(&lengths, |row| if kept { lengths[row] } else { 0 }) {
                 return Err(wrong(&slots(), "the rows held are not the newest"));
             }
             cache.layers[layer] = rows;
-            if self.floor == Floor::Residuals && !self.shape.slides(layer) {
+            if self.plan.old(layer) == Old::Residual {
                 cache.residuals[layer] = Residuals::restored(layer, &lengths, &self.shape, state)?;
             }
         }
-        let full = cache.layers.iter().filter(|rows| !rows.slides());
-        let held = |rows: &Rows| {
+        let limited = (0..self.shape.layers()).filter(|&layer| self.plan.rebuilds(layer));
+        let held = |layer: usize| {
+            let rows = &cache.layers[layer];
             (0..lengths.len())
                 .map(|row| rows.used(row))
                 .collect::<Vec<_>>()
         };
-        let mut held = full.map(held);
+        let mut held = limited.map(held);
         if let Some(first) = held.next()
             && held.any(|other| other != first)
         {

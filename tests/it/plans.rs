@@ -1,0 +1,204 @@
+//! Any plan gives the bits of `FullKv`, and holds what it says.
+
+use kv_direct::{
+    cache::{CacheBackend, CacheError, FullKv, Old, Plan, ResidualCheckpoint, ResidualConfig},
+    exact::conformance::Conformance,
+    model::{Decoder, DecoderConfig},
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+
+use crate::{
+    families::{config, gemma, qwen2, qwen3},
+    support::{feed, probe, random, tokens},
+};
+
+/// Five layers of every family; Gemma's with a window first and one in the middle.
+fn decoders() -> Vec<(Decoder, Conformance)> {
+    let mut all = vec![config(4, 2), config(4, 4), qwen2(), qwen3(), gemma()];
+    for config in &mut all {
+        let layer = config.layers[0].clone();
+        config.layers.resize(5, layer);
+    }
+    let gemma = all.last_mut().expect("five of them");
+    let full = gemma.layers.iter().position(|layer| layer.window.is_none());
+    let full = gemma.layers[full.expect("a layer that shows all keys")].clone();
+    for layer in [1, 3, 4] {
+        gemma.layers[layer] = full.clone();
+    }
+    let with_probe = |config| {
+        let decoder = random(&config);
+        let probe = probe(&decoder);
+        (decoder, probe)
+    };
+    all.into_iter().map(with_probe).collect()
+}
+
+fn old() -> impl Strategy<Value = Old> {
+    prop_oneof![
+        Just(Old::KeysValues),
+        Just(Old::Residual),
+        Just(Old::Nothing)
+    ]
+}
+
+/// What is done to a cache.
+#[derive(Debug, Clone)]
+enum Act {
+    Feed(usize),
+    Truncate(f64),
+    Park,
+    Reload,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        5 => prop_oneof![Just(1), 2_usize..30, 60_usize..140].prop_map(Act::Feed),
+        1 => (0.0..1.0).prop_map(Act::Truncate),
+        1 => Just(Act::Park),
+        1 => Just(Act::Reload),
+    ]
+}
+
+fn cache(decoder: &Decoder, plan: &Plan, hot: usize, probe: &Conformance) -> ResidualCheckpoint {
+    let config = ResidualConfig::new(hot)
+        .with_plan(plan.clone())
+        .even_if_larger()
+        .with_conformance(probe.clone());
+    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("the probe passed")
+}
+
+#[test]
+fn any_plan_gives_the_bits_of_full_kv() {
+    let decoders = decoders();
+    let strategy = (
+        0..decoders.len(),
+        prop::collection::vec(old(), 5),
+        prop_oneof![Just(0_usize), 1_usize..40],
+        prop::collection::vec(act(), 2..8),
+        any::<u64>(),
+    );
+    let mut runner = TestRunner::new(Config {
+        cases: 96,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let result = runner.run(&strategy, |(model, mut layers, hot, acts, seed)| {
+        let (decoder, probe) = &decoders[model];
+        let shape = decoder.shape();
+        for (old, window) in layers.iter_mut().zip(&shape.windows) {
+            if window.is_some() && *old == Old::KeysValues {
+                *old = Old::Nothing;
+            }
+        }
+        let plan = Plan::new(&shape, layers).expect("a plan for these layers");
+        let mut found = cache(decoder, &plan, hot, probe);
+        let mut text: Vec<u32> = Vec::new();
+        for (index, act) in acts.into_iter().enumerate() {
+            match act {
+                Act::Feed(count) => {
+                    let ids = tokens(seed.wrapping_add(index as u64), count);
+                    let mut full = FullKv::new(&shape);
+                    if !text.is_empty() {
+                        feed(decoder, &mut full, &text[..]);
+                    }
+                    let expected = feed(decoder, &mut full, &ids[..]);
+                    let found = feed(decoder, &mut found, &ids[..]);
+                    prop_assert!(found == expected, "{plan}, {hot} rows, act {index}");
+                    text.extend(ids);
+                }
+                Act::Truncate(share) => {
+                    text.truncate((text.len() as f64 * share) as usize);
+                    found
+                        .truncate(text.len())
+                        .expect("every length can be reached");
+                }
+                Act::Park => {
+                    found.park().expect("it rebuilds");
+                    let rows = (0..5).filter(|&layer| plan.old(layer) == Old::KeysValues);
+                    let rows = rows.count() * 2 * shape.kv_width() * 4 * text.len();
+                    prop_assert_eq!(found.memory().keys_values, rows);
+                }
+                Act::Reload => {
+                    let state = found.state().expect("no draft, no step");
+                    found = cache(decoder, &plan, hot, probe);
+                    found.set_state(&state).expect("its own state");
+                }
+            }
+            let residuals = (0..5).filter(|&layer| plan.old(layer) == Old::Residual);
+            let memory = found.memory();
+            prop_assert_eq!(
+                memory.residuals,
+                residuals.count() * shape.hidden * 4 * text.len()
+            );
+            let ids = if plan.keeps_ids() { 4 * text.len() } else { 0 };
+            prop_assert_eq!(memory.tokens, ids);
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+/// What a token costs that is no longer hot is what the plan says, to the byte.
+#[test]
+fn an_old_token_costs_what_the_plan_says() {
+    let (decoder, probe) = decoders().swap_remove(1);
+    let shape = decoder.shape();
+    let mixed = [
+        Old::KeysValues,
+        Old::Residual,
+        Old::Nothing,
+        Old::KeysValues,
+        Old::Nothing,
+    ];
+    for plan in [
+        Plan::tokens(&shape),
+        Plan::residuals(&shape),
+        Plan::keep_top(&shape, 2).expect("five layers"),
+        Plan::residual_at(&shape, 3).expect("five layers"),
+        Plan::new(&shape, mixed.to_vec()).expect("five layers"),
+    ] {
+        let held = [100, 300].map(|length| {
+            let mut cache = cache(&decoder, &plan, 10, &probe);
+            feed(&decoder, &mut cache, &tokens(1, length)[..]);
+            let memory = cache.memory();
+            memory.keys_values + memory.residuals + memory.tokens
+        });
+        let expected = 200 * plan.bytes_per_old_token(&shape);
+        assert_eq!(held[1] - held[0], expected, "{plan}");
+    }
+}
+
+#[test]
+fn a_plan_of_residuals_that_saves_nothing_is_refused_by_both_figures() {
+    let decoder = random(&DecoderConfig::new(97, 64, 3, 4, 2));
+    let shape = decoder.shape();
+    let residual_first = Plan::residual_at(&shape, 2).expect("three layers");
+    let config = |plan| ResidualConfig::new(4).with_plan(plan);
+    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config(residual_first));
+    // Two layers of keys and values and a residual that is as wide as those of the third.
+    let bytes = 3 * 2 * 32 * 4;
+    assert!(
+        matches!(
+            refused,
+            Err(CacheError::Larger { residuals, keys_values }) if residuals == bytes && keys_values == bytes
+        ),
+        "{refused:?}"
+    );
+    let other = Plan::tokens(&random(&DecoderConfig::new(97, 64, 2, 4, 2)).shape());
+    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config(other));
+    assert!(
+        matches!(
+            refused,
+            Err(CacheError::PlanLayers {
+                expected: 3,
+                found: 2
+            })
+        ),
+        "{refused:?}"
+    );
+}
