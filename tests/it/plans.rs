@@ -1,7 +1,11 @@
 //! Any plan gives the bits of `FullKv`, and holds what it says.
 
+use std::ops::ControlFlow;
+
 use kv_direct::{
-    cache::{CacheBackend, CacheError, FullKv, Old, Plan, ResidualCheckpoint, ResidualConfig},
+    cache::{
+        CacheBackend, CacheError, FullKv, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming,
+    },
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig},
 };
@@ -50,6 +54,8 @@ enum Act {
     Feed(usize),
     Truncate(f64),
     Park,
+    /// Comes back, or does not for it is broken off before this layer.
+    Resume(usize),
     Reload,
 }
 
@@ -58,6 +64,7 @@ fn act() -> impl Strategy<Value = Act> {
         5 => prop_oneof![Just(1), 2_usize..30, 60_usize..140].prop_map(Act::Feed),
         1 => (0.0..1.0).prop_map(Act::Truncate),
         1 => Just(Act::Park),
+        1 => (0_usize..9).prop_map(Act::Resume),
         1 => Just(Act::Reload),
     ]
 }
@@ -120,6 +127,18 @@ fn any_plan_gives_the_bits_of_full_kv() {
                     let rows = (0..5).filter(|&layer| plan.old(layer) == Old::KeysValues);
                     let rows = rows.count() * 2 * shape.kv_width() * 4 * text.len();
                     prop_assert_eq!(found.memory().keys_values, rows);
+                }
+                Act::Resume(stop) => {
+                    let (parked, before) = (found.is_parked(), found.memory().total());
+                    let progress = |resuming: Resuming| match resuming.done == stop {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    };
+                    let done = found.resume(|layer| decoder.at(layer), progress);
+                    let broken = done.expect("a decoder that is there").is_break();
+                    prop_assert_eq!(broken, parked && stop <= 5);
+                    prop_assert_eq!(found.is_parked(), broken);
+                    prop_assert!(!broken || found.memory().total() == before);
                 }
                 Act::Reload => {
                     let state = found.state().expect("no draft, no step");

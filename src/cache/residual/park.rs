@@ -102,7 +102,7 @@ impl ResidualCheckpoint {
         let (anchor, flow) = (self.progress.anchor(), self.plan.flow(self.emptied));
         let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
         let mut scratch = 0;
-        for layer in 0..layers {
+        for (layer, Flow { enters, leaves: on }) in flow.into_iter().enumerate() {
             if progress(Resuming {
                 done: layer,
                 layers,
@@ -112,9 +112,8 @@ impl ResidualCheckpoint {
                 return Ok(ControlFlow::Break(()));
             }
             let replay = at(LayerIndex::new(layer));
-            let Flow { enters, leaves: on } = flow[layer];
             let slides = self.shape.slides(layer);
-            let kept = !self.plan.rebuilds(layer) && !(slides && self.emptied);
+            let kept = !(self.plan.rebuilds(layer) || slides && self.emptied);
             if !enters {
                 rebuilt.push(self.layers[layer].clone());
                 continue;
@@ -129,7 +128,9 @@ impl ResidualCheckpoint {
                 false => self.layers[layer].emptied(),
             };
             if slides {
-                store.slide(&anchor);
+                if !kept {
+                    store.slide(&anchor);
+                }
                 let refilled = (!kept).then_some(&mut store);
                 let passed = self.pass(layer, &mut prefix, &lengths, &replay, on, refilled)?;
                 scratch = scratch.max(passed);

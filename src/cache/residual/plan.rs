@@ -241,7 +241,7 @@ mod tests {
     fn shape(windows: &[bool]) -> ModelShape {
         let mut shape = ModelShape::new(windows.len(), 64, DType::F32, KernelShapes::new(4, 2, 16));
         for (window, &slides) in shape.windows.iter_mut().zip(windows) {
-            *window = slides.then(|| std::num::NonZeroUsize::MIN);
+            *window = slides.then_some(std::num::NonZeroUsize::MIN);
         }
         shape
     }
