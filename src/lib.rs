@@ -43,6 +43,9 @@ pub mod _documentation {
     #[doc = include_str!("../docs/benchmarks.md")]
     pub mod benchmarks {}
 
+    #[doc = include_str!("../docs/memory.md")]
+    pub mod memory {}
+
     #[doc = include_str!("../docs/reproduction.md")]
     pub mod reproduction {}
 

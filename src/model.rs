@@ -30,7 +30,7 @@ pub use self::{
 };
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{conformance::KernelShapes, in_pool, linear, rms_norm},
+    exact::{in_pool, linear, rms_norm},
     positions::Positions,
 };
 
@@ -88,27 +88,7 @@ impl Decoder {
     /// What a cache must know to serve this decoder.
     #[must_use]
     pub fn shape(&self) -> ModelShape {
-        let config = self.config();
-        let (queries, kv) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
-        let mut kernels = KernelShapes::new(config.heads, config.kv_heads, config.head_dim);
-        kernels.linears = vec![
-            [config.hidden, queries],
-            [config.hidden, 2 * kv],
-            [queries, config.hidden],
-            [config.hidden, 2 * config.intermediate],
-            [config.intermediate, config.hidden],
-            [config.hidden, config.vocab],
-        ];
-        kernels.norms = vec![config.hidden];
-        if config.qk_norm {
-            kernels.norms.push(config.head_dim);
-        }
-        let mut shape = ModelShape::new(config.layers.len(), config.hidden, self.dtype(), kernels);
-        shape.windows = config.layers.iter().map(|layer| layer.window).collect();
-        shape
+        self.config().shape(self.dtype())
     }
 
     /// The decoder at a layer, for a cache that rebuilds rows outside a step

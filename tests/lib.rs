@@ -61,6 +61,8 @@ mod loader;
 mod long_run;
 #[path = "it/memory.rs"]
 mod memory;
+#[path = "it/memory_doc.rs"]
+mod memory_doc;
 #[path = "it/oracle.rs"]
 mod oracle;
 #[path = "it/oracle_random.rs"]

@@ -3,7 +3,10 @@
 
 use std::num::NonZeroUsize;
 
+use burn::tensor::DType;
+
 use super::rope::RopeConfig;
+use crate::{cache::ModelShape, exact::conformance::KernelShapes};
 
 /// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward.
 ///
@@ -231,6 +234,39 @@ impl DecoderConfig {
         }
         weights.push(("final_norm".to_owned(), vec![self.hidden]));
         Ok(weights)
+    }
+
+    /// What a cache must know of a decoder of this configuration that computes in `dtype`: enough to tell what
+    /// a context will cost, without a weight.
+    ///
+    /// ```
+    /// use burn::tensor::DType;
+    /// use kv_direct::{cache::Plan, model::DecoderConfig};
+    ///
+    /// let shape = DecoderConfig::new(49_152, 576, 30, 9, 3).shape(DType::F32);
+    /// assert_eq!(shape.keys_values_per_token(), 46_080);
+    /// assert_eq!(Plan::keep_top(&shape, 15)?.bytes_per_old_token(&shape), 23_044);
+    /// # Ok::<(), kv_direct::cache::CacheError>(())
+    /// ```
+    #[must_use]
+    pub fn shape(&self, dtype: DType) -> ModelShape {
+        let (queries, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut kernels = KernelShapes::new(self.heads, self.kv_heads, self.head_dim);
+        kernels.linears = vec![
+            [self.hidden, queries],
+            [self.hidden, 2 * kv],
+            [queries, self.hidden],
+            [self.hidden, 2 * self.intermediate],
+            [self.intermediate, self.hidden],
+            [self.hidden, self.vocab],
+        ];
+        kernels.norms = vec![self.hidden];
+        if self.qk_norm {
+            kernels.norms.push(self.head_dim);
+        }
+        let mut shape = ModelShape::new(self.layers.len(), self.hidden, dtype, kernels);
+        shape.windows = self.layers.iter().map(|layer| layer.window).collect();
+        shape
     }
 
     /// The weights of one block.

@@ -1,0 +1,194 @@
+//! What rebuilding costs: a resume against a prefill, the dial from all kept to all replayed, and one layer's
+//! keys and values from their residuals against reading them (KV-Direct, Figure 7).
+//!
+//! `cargo bench --bench rebuild`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
+//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. What is compared takes turns.
+
+mod common;
+
+use std::{
+    hint::black_box,
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{Tensor, TensorData};
+use common::{median, model, prefill};
+use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
+use kv_direct::{
+    cache::{CacheBackend, FullKv, LayerIndex, Plan, Replay, ResidualCheckpoint, ResidualConfig},
+    exact::conformance::Conformance,
+    model::{Decoder, Input},
+    positions::Positions,
+};
+
+/// Tokens in one call of a replay.
+const CHUNK: usize = 64;
+
+fn cache(decoder: &Decoder, config: ResidualConfig, probe: &Conformance) -> ResidualCheckpoint {
+    let config = config.with_conformance(probe.clone());
+    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("flex is exact")
+}
+
+fn probe(decoder: &Decoder) -> Conformance {
+    let shape = decoder.shape();
+    Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+/// Times of each of `runs`, in turn, `count` times, added up to one duration.
+fn in_turn<const N: usize>(
+    count: u64,
+    times: &mut [Vec<Duration>; N],
+    mut run: impl FnMut(usize),
+) -> Duration {
+    let mut all = Duration::ZERO;
+    for _ in 0..count {
+        for (index, times) in times.iter_mut().enumerate() {
+            let time = timed(|| run(index));
+            times.push(time);
+            all += time;
+        }
+    }
+    all
+}
+
+/// A parked session comes back by a replay of its ids; the same ids taken in anew are the peer.
+fn resume(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    let probe = probe(&decoder);
+    let mut group = criterion.benchmark_group("resume");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_millis(1));
+    for tokens in [512, 1024, 2048] {
+        let mut parked = cache(&decoder, ResidualConfig::parked(), &probe);
+        prefill(&decoder, &mut parked, tokens);
+        let mut times = [Vec::new(), Vec::new()];
+        group.bench_function(format!("{name}, {tokens} tokens"), |bencher| {
+            bencher.iter_custom(|count| {
+                in_turn(count, &mut times, |index| {
+                    if index == 0 {
+                        parked.park().expect("it rebuilds");
+                        let done =
+                            parked.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
+                        assert!(done.expect("a decoder").is_continue());
+                    } else {
+                        prefill(&decoder, &mut FullKv::new(&decoder.shape()), tokens);
+                    }
+                })
+            });
+        });
+        if times[0].is_empty() {
+            continue;
+        }
+        let [resumed, taken_in] = times.map(|times| median(&times));
+        println!(
+            "resume of {tokens} tokens, {name}: {resumed:.3} s, a prefill {taken_in:.3} s, ratio {:.3}\n",
+            resumed / taken_in
+        );
+    }
+    group.finish();
+}
+
+/// Steps of one token with everything kept, the top half of the layers kept, and nothing kept but ids.
+fn dial(criterion: &mut Criterion) {
+    const TOKENS: usize = 2048;
+    let (name, decoder) = model();
+    let (shape, probe) = (decoder.shape(), probe(&decoder));
+    let half = Plan::keep_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
+    let bounded = |plan| cache(&decoder, ResidualConfig::new(0).with_plan(plan), &probe);
+    let mut caches: [Box<dyn CacheBackend>; 3] = [
+        Box::new(FullKv::new(&shape)),
+        Box::new(bounded(half)),
+        Box::new(bounded(Plan::tokens(&shape))),
+    ];
+    for cache in &mut caches {
+        prefill(&decoder, cache.as_mut(), TOKENS);
+    }
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut group = criterion.benchmark_group("dial");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_millis(1));
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|count| {
+            in_turn(count, &mut times, |index| {
+                let cache = caches[index].as_mut();
+                let logits = decoder.forward(Input::from(&[7][..]), cache);
+                black_box(logits.expect("a step"));
+                cache.truncate(TOKENS).expect("the last call");
+            })
+        });
+    });
+    group.finish();
+    if times[0].is_empty() {
+        return;
+    }
+    let held = caches.each_ref().map(|cache| cache.memory().total());
+    let [full, half, all] = times.map(|times| median(&times));
+    for (what, time, held) in [
+        ("all kept", full, held[0]),
+        ("top half kept", half, held[1]),
+        ("ids alone", all, held[2]),
+    ] {
+        println!(
+            "{what}: {held} bytes between steps, {time:.3} s a step at {TOKENS} tokens, {name}"
+        );
+    }
+    println!("ratio of top half to ids alone {:.3}\n", half / all);
+}
+
+/// Keys and values of N tokens at one layer: projected from their residuals, summed up where they lie, copied.
+fn layer(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    let (shape, at) = (decoder.shape(), decoder.at(LayerIndex::new(0)));
+    let mut group = criterion.benchmark_group("layer");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_millis(10));
+    for tokens in [1, 16, 64, 256, 1024, 4096] {
+        let rows = tokens.min(CHUNK);
+        let numbers = |count: usize| {
+            (0..count)
+                .map(|i| (i % 17) as f32 / 17.0)
+                .collect::<Vec<_>>()
+        };
+        let residual = TensorData::new(numbers(rows * shape.hidden), [1, rows, shape.hidden]);
+        let residual = Tensor::<3>::from_data(residual, decoder.device());
+        let held = [1, shape.kernels.kv_heads, tokens, shape.kernels.head_dim];
+        let held = TensorData::new(numbers(held.iter().product()), held);
+        let held = Tensor::<4>::from_data(held, decoder.device());
+        let mut times = [Vec::new(), Vec::new(), Vec::new()];
+        group.bench_function(format!("{name}, {tokens} tokens"), |bencher| {
+            bencher.iter_custom(|count| {
+                in_turn(count, &mut times, |index| match index {
+                    0 => {
+                        for from in (0..tokens).step_by(CHUNK) {
+                            let positions = Positions::contiguous(&[from], &[rows]);
+                            black_box(at.project(residual.clone(), &positions).expect("rows"));
+                        }
+                    }
+                    // Keys, and values of the same size.
+                    1 => (0..2).for_each(|_| drop(black_box(held.clone().sum().into_data()))),
+                    _ => (0..2).for_each(|_| drop(black_box(held.clone().add_scalar(0.0)))),
+                })
+            });
+        });
+        if times[0].is_empty() {
+            continue;
+        }
+        let [rebuilt, summed, copied] = times.map(|times| median(&times) * 1e6);
+        println!(
+            "layer, {tokens} tokens, {name}: rebuilt {rebuilt:.1} µs, {:.1} times a sum over them, {:.1} times a copy\n",
+            rebuilt / summed,
+            rebuilt / copied
+        );
+    }
+    group.finish();
+}
+
+criterion_group!(benches, resume, dial, layer);
+criterion_main!(benches);
