@@ -5,10 +5,10 @@
 //! it is accepted.
 
 mod draft;
+mod policy;
 mod seen;
 mod stored;
-
-use std::fmt;
+mod turn;
 
 use crate::{
     cache::{
@@ -18,140 +18,9 @@ use crate::{
     memory::MemoryReport,
 };
 use draft::Draft;
+pub(crate) use policy::Policy;
 pub(crate) use seen::Seen;
-
-/// What sets one such backend apart.
-pub(crate) trait Policy: fmt::Debug + Clone + Send + 'static {
-    /// The name of the backend in a state.
-    const NAME: &'static str;
-    /// Whether KV heads may hold different rows.
-    const PER_HEAD: bool = false;
-    /// Whether [`stays`](Self::stays) ever declines.
-    const BY_POSITION: bool = false;
-
-    /// What it was built with, in words.
-    fn options(&self) -> String;
-
-    /// Whether [`wants`](Self::wants) ever asks for something.
-    fn observes(&self) -> bool {
-        false
-    }
-
-    /// What attention must hand back at a layer.
-    fn wants(&self, turn: &Turn) -> Observation {
-        let _ = turn;
-        Observation::Nothing
-    }
-
-    /// Drops rows of a layer by what its attention saw: `seen` has one number for every batch row,
-    /// head, query and slot, in this order.
-    fn observe(&mut self, layer: usize, rows: &mut Rows, seen: &Seen<'_>, turn: &Turn) {
-        let _ = (layer, rows, seen, turn);
-    }
-
-    /// All rows of a layer, those of the step included, as attention is to read them.
-    fn read(
-        &mut self,
-        layer: usize,
-        rows: &mut Rows,
-        span: &Span<'_>,
-        turn: &Turn,
-    ) -> Result<KeysValues, CacheError> {
-        let _ = (layer, span, turn);
-        rows.read()
-    }
-
-    /// Whether a batch row of `length` tokens keeps a position once its step is over; `prompt` is the
-    /// length of its prompt, where that is over.
-    fn stays(&self, position: usize, length: usize, prompt: Option<usize>) -> bool {
-        let _ = (position, length, prompt);
-        true
-    }
-
-    /// The shortest length, apart from 0, to which a batch row of `length` tokens can be taken back.
-    fn oldest(&self, length: usize, prompt: Option<usize>, dropped: bool) -> usize {
-        let _ = prompt;
-        if dropped { length } else { 0 }
-    }
-
-    /// Forgets what the policy itself holds of the tokens that go when every batch row is taken back from
-    /// its length to that in `to`.
-    fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
-        let _ = (lengths, to);
-    }
-
-    /// Makes the batch these rows of it.
-    fn select_rows(&mut self, rows: &[usize]) {
-        let _ = rows;
-    }
-
-    /// Adds what the policy itself holds to a state.
-    fn write(&self, state: &mut State) {
-        let _ = state;
-    }
-
-    /// The policy with what it held when a state was written, and what it must find in the layers.
-    fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
-        let _ = (state, held);
-        let mut policy = self.clone();
-        policy.clear();
-        Ok(policy)
-    }
-
-    /// The step is over: what the policy itself holds for an end that has come may go.
-    fn settle(&mut self, turn: &Turn) {
-        let _ = turn;
-    }
-
-    /// Adds the bytes of what the policy itself holds.
-    fn report(&self, report: &mut MemoryReport) {
-        let _ = report;
-    }
-
-    /// Forgets what the policy itself holds of all sequences.
-    fn clear(&mut self) {}
-}
-
-/// The step a policy is asked about.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Turn {
-    /// Tokens of every batch row before the step, and after it.
-    pub(crate) before: Vec<usize>,
-    pub(crate) after: Vec<usize>,
-    /// The length of every batch row's prompt; none while more chunks of it follow.
-    pub(crate) prompts: Vec<Option<usize>>,
-    /// Whether the prompt of a batch row ends with this step: once, whatever steps pass the row by.
-    pub(crate) ends_prompt: Vec<bool>,
-}
-
-impl Turn {
-    /// Lets go of what is held, by layer and batch row, for prompts that are over.
-    pub(crate) fn release<T>(&self, held: &mut [Vec<Vec<T>>]) {
-        for layer in held {
-            for (held, prompt) in layer.iter_mut().zip(&self.prompts) {
-                if prompt.is_some() {
-                    *held = Vec::new();
-                }
-            }
-        }
-    }
-
-    /// What is known of the prompts once every batch row was taken back to its length in `to`: one that
-    /// is taken back in part is over.
-    fn shorten(&mut self, to: &[usize]) {
-        for (prompt, &to) in self.prompts.iter_mut().zip(to) {
-            *prompt = prompt.filter(|_| to > 0).map(|prompt| to.min(prompt));
-        }
-    }
-
-    fn select_rows(&mut self, rows: &[usize]) {
-        let of = |prompts: &[Option<usize>], row| prompts.get(row).copied().flatten();
-        *self = Self {
-            prompts: rows.iter().map(|&row| of(&self.prompts, row)).collect(),
-            ..Self::default()
-        };
-    }
-}
+pub(crate) use turn::Turn;
 
 /// A backend that drops rows as `policy` says.
 #[derive(Debug, Clone)]
