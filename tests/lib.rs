@@ -21,6 +21,8 @@ mod chat;
 mod config_json;
 #[path = "it/contract.rs"]
 mod contract;
+#[path = "it/drafts.rs"]
+mod drafts;
 #[path = "it/driver.rs"]
 mod driver;
 #[path = "it/exactness.rs"]

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use kv_direct::{
     cache::{
         CacheBackend, CacheError, FullKv, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming,
+        State,
     },
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig},
@@ -160,6 +161,28 @@ fn any_plan_gives_the_bits_of_full_kv() {
     if let Err(error) = result {
         panic!("{error}");
     }
+}
+
+#[test]
+fn a_state_without_the_rows_a_plan_keeps_is_refused() {
+    let (decoder, probe) = decoders().swap_remove(0);
+    let shape = decoder.shape();
+    let plan = Plan::keep_top(&shape, 2).expect("five layers");
+    let mut cache = cache(&decoder, &plan, 3, &probe);
+    feed(&decoder, &mut cache, &tokens(1, 20)[..]);
+    let whole = cache.state().expect("no draft, no step");
+    let mut state = State::new(whole.backend(), whole.options(), &shape);
+    for (name, entry) in whole.entries() {
+        if !name.starts_with("layer.4.") {
+            state.insert(name, entry.clone());
+        }
+    }
+    let refused = cache.set_state(&state);
+    assert!(
+        matches!(&refused, Err(CacheError::State { entry, .. }) if entry == "layer.4.slots"),
+        "{refused:?}"
+    );
+    assert_eq!(cache.position(0), 20);
 }
 
 /// What a token costs that is no longer hot is what the plan says, to the byte.

@@ -3,8 +3,8 @@
 use std::{num::NonZeroUsize, ops::ControlFlow};
 
 use kv_direct::{
-    cache::{Budget, CacheBackend, CacheError, Floor, FullKv, LayerIndex, Resuming, Window},
-    model::{DecoderConfig, Input},
+    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, Resuming},
+    model::DecoderConfig,
 };
 
 use crate::{
@@ -56,34 +56,6 @@ fn undoing_a_call_costs_what_the_call_was() {
             );
         }
     }
-}
-
-/// A call of a draft ends the prompts of all rows, also of one that it passes by; once nothing is left of the
-/// draft, no prompt has ended.
-#[test]
-fn a_draft_of_which_nothing_is_left_ended_no_prompt_of_a_row_it_passed_by() {
-    let decoder = tiny(2);
-    let half = Budget::of_prompt(0.5).expect("a share");
-    let chunk = |lengths: [usize; 2], more| {
-        let rows = vec![tokens(1, lengths[0]), tokens(2, lengths[1])];
-        Input::from(rows).more_follows(more)
-    };
-    let run = |draft: bool| {
-        let mut cache = Window::new(&decoder.shape(), half).expect("a budget");
-        let feed = |cache: &mut Window, input| {
-            drop(decoder.forward(input, cache).expect("a good call"));
-        };
-        feed(&mut cache, chunk([5, 3], true));
-        if draft {
-            cache.checkpoint().expect("no draft is open");
-            feed(&mut cache, chunk([2, 0], false));
-            cache.truncate_rows(&[5, 3]).expect("within the draft");
-            cache.accept().expect("a draft is open");
-        }
-        feed(&mut cache, chunk([8, 9], false));
-        seen(&cache, 3)
-    };
-    assert_eq!(run(true), run(false));
 }
 
 /// Broken off before any layer it leaves a parked session; carried through it leaves one that was never

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Floor, FullKv, TokenIds, Window},
+    cache::{CacheBackend, CacheError, Entry, Floor, FullKv, TokenIds, Window},
     model::{Decoder, DecoderConfig},
     session::{self, Fingerprint, SessionError},
 };
@@ -281,6 +281,36 @@ fn a_state_is_not_handed_out_in_a_step_or_a_draft() {
         session::load(&path, &mut cache, &model, &Device::flex()).expect("its own file");
         assert_eq!(cache.position(0), 3, "{name}");
         feed(&decoder, &mut cache, &[1][..]);
+    }
+}
+
+/// What no checksum can see: entries that fit their kind and not each other.
+#[test]
+fn a_state_that_contradicts_itself_is_refused_by_the_entry() {
+    let decoder = tiny(2);
+    let entries = [
+        ("prompts", Entry::Integers(vec![12])),
+        ("lengths", Entry::Integers(vec![3])),
+        ("lengths", Entry::Integers(vec![11, 11])),
+        ("layer.1.slots", Entry::Integers(vec![0; 11])),
+        ("layer.1.slots", Entry::Floats(vec![0.0; 11])),
+    ];
+    for (name, mut cache) in zoo(&decoder, 32) {
+        feed(&decoder, &mut cache, &tokens(1, 11)[..]);
+        let there = seen(&cache, 3);
+        for (entry, bad) in entries.clone() {
+            let mut state = cache.state().expect("no draft, no step");
+            if !state.contains(entry) {
+                continue;
+            }
+            state.insert(entry, bad);
+            let refused = cache.set_state(&state).expect_err(entry);
+            assert!(
+                matches!(refused, CacheError::State { .. } | CacheError::Shape { .. }),
+                "{name}, {entry}: {refused:?}"
+            );
+            assert_eq!(seen(&cache, 3), there, "{name}, {entry}");
+        }
     }
 }
 
