@@ -32,6 +32,22 @@ fn the_call_before_a_draft_can_be_undone_after_it() {
     }
 }
 
+/// So can that of every row when rows have changed their places meanwhile.
+#[test]
+fn the_call_before_a_draft_can_be_undone_where_rows_were_selected() {
+    let mut config = DecoderConfig::new(97, 64, 3, 4, 2);
+    config.layers[0].window = NonZeroUsize::new(5);
+    let decoder = random(&config);
+    let mut cache = FullKv::new(&decoder.shape());
+    feed(&decoder, &mut cache, vec![tokens(1, 10), tokens(2, 30)]);
+    feed(&decoder, &mut cache, vec![tokens(3, 4), tokens(4, 1)]);
+    cache.select_rows(&[1, 0]).expect("there are two");
+    cache.checkpoint().expect("no draft is open");
+    feed(&decoder, &mut cache, vec![tokens(5, 2); 2]);
+    cache.restore().expect("a draft is open");
+    cache.truncate_rows(&[30, 10]).expect("the last call");
+}
+
 /// A prompt that ended with tokens that were taken back goes on.
 #[test]
 fn a_prompt_whose_end_was_taken_back_is_not_over() {
