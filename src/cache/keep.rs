@@ -38,6 +38,29 @@ pub(crate) fn select<T: Clone + Default>(held: &mut Vec<T>, rows: &[usize]) {
     *held = rows.iter().map(of).collect();
 }
 
+/// Lets go of what is held, by layer and batch row, for rows that are taken back from their length to a
+/// shorter one in `to`.
+pub(crate) fn forget<T>(held: &mut [Vec<Vec<T>>], lengths: &[usize], to: &[usize]) {
+    for layer in held {
+        for (held, (length, to)) in layer.iter_mut().zip(lengths.iter().zip(to)) {
+            if to < length {
+                *held = Vec::new();
+            }
+        }
+    }
+}
+
+/// What `read(layer, row)` finds, by layer and batch row; the first error where it fails.
+pub(crate) fn by_layer_and_row<T, E>(
+    layers: usize,
+    rows: usize,
+    read: impl Fn(usize, usize) -> Result<T, E>,
+) -> Result<Vec<Vec<T>>, E> {
+    (0..layers)
+        .map(|layer| (0..rows).map(|row| read(layer, row)).collect())
+        .collect()
+}
+
 #[derive(PartialEq)]
 struct TotalOrder(f32);
 

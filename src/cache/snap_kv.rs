@@ -8,7 +8,7 @@ use crate::{
         Budget, CacheError, Entry, Group, ModelShape, Observation, State,
         evicting::{Evicting, Policy, Seen, Turn},
         forward::backend,
-        keep::{pooled, select, weakest},
+        keep::{by_layer_and_row, forget, pooled, select, weakest},
         layered::Layered,
         rows::Rows,
         state::wrong,
@@ -252,13 +252,7 @@ impl Policy for PromptWindow {
     }
 
     fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
-        for layer in &mut self.layers {
-            for (kept, (length, to)) in layer.iter_mut().zip(lengths.iter().zip(to)) {
-                if to < length {
-                    *kept = Vec::new();
-                }
-            }
-        }
+        forget(&mut self.layers, lengths, to);
     }
 
     fn select_rows(&mut self, rows: &[usize]) {
@@ -318,12 +312,9 @@ impl Policy for PromptWindow {
         {
             return Err(wrong("prompts", "one is open, but rows of it are missing"));
         }
-        let rows = 0..longest.len();
-        let layers =
-            (0..self.layers.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
         Ok(Self {
             config: self.config.clone(),
-            layers: layers.collect::<Result<_, CacheError>>()?,
+            layers: by_layer_and_row(self.layers.len(), longest.len(), read)?,
         })
     }
 

@@ -7,7 +7,7 @@ use crate::{
         Budget, CacheError, Entry, KeysValues, ModelShape, Span, State,
         evicting::{Evicting, Policy, Turn},
         forward::backend,
-        keep::select,
+        keep::{by_layer_and_row, select},
         layered::Layered,
         rows::Rows,
         state::wrong,
@@ -220,12 +220,9 @@ impl Policy for Sinks {
             let keys = || state.tensor(&name, dims, held.shape.dtype);
             state.contains(&name).then(keys).transpose()
         };
-        let rows = 0..lengths.len();
-        let layers =
-            (0..self.keys.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
         Ok(Self {
             config: self.config.clone(),
-            keys: layers.collect::<Result<_, CacheError>>()?,
+            keys: by_layer_and_row(self.keys.len(), lengths.len(), read)?,
         })
     }
 

@@ -5,7 +5,7 @@ use crate::{
         Budget, CacheError, Entry, Group, ModelShape, Observation, State,
         evicting::{Evicting, Policy, Seen, Turn},
         forward::backend,
-        keep::{select, weakest},
+        keep::{by_layer_and_row, forget, select, weakest},
         layered::Layered,
         rows::Rows,
     },
@@ -155,13 +155,7 @@ impl Policy for NewestQuery {
     }
 
     fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
-        for newest in &mut self.newest {
-            for (newest, (length, to)) in newest.iter_mut().zip(lengths.iter().zip(to)) {
-                if to < length {
-                    *newest = Vec::new();
-                }
-            }
-        }
+        forget(&mut self.newest, lengths, to);
     }
 
     fn select_rows(&mut self, rows: &[usize]) {
@@ -179,7 +173,7 @@ impl Policy for NewestQuery {
     }
 
     fn restored(&self, state: &State, held: &Layered) -> Result<Self, CacheError> {
-        let rows = 0..held.progress.lengths().len();
+        let (layers, rows) = (held.layers.len(), held.progress.lengths().len());
         let read = |layer, row| {
             let name = name(layer, row);
             let scores = state
@@ -188,10 +182,8 @@ impl Policy for NewestQuery {
                 .transpose()?;
             Ok(scores.unwrap_or_default().to_vec())
         };
-        let layers =
-            (0..held.layers.len()).map(|layer| rows.clone().map(|row| read(layer, row)).collect());
         Ok(Self {
-            newest: layers.collect::<Result<_, CacheError>>()?,
+            newest: by_layer_and_row(layers, rows, read)?,
             ..self.clone()
         })
     }

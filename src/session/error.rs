@@ -1,6 +1,10 @@
 //! Why a session could not be written or read.
 
-use std::{error::Error, io, path::PathBuf};
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+};
 
 use burn::tensor::DType;
 
@@ -83,4 +87,14 @@ pub enum SessionError {
         /// Why.
         source: CacheError,
     },
+}
+
+impl SessionError {
+    /// What the cache refused about the session at `path`.
+    pub(super) fn cache(path: &Path, source: CacheError) -> Self {
+        Self::Cache {
+            path: path.into(),
+            source,
+        }
+    }
 }

@@ -36,7 +36,7 @@ where
     let state = read(path, model, device)?;
     cache
         .set_state(&state)
-        .map_err(|source| refused(path, source))
+        .map_err(|source| SessionError::cache(path, source))
 }
 
 fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, SessionError> {
@@ -59,7 +59,8 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     for (name, view) in tensors.iter() {
         let found = of_tensor(name, view.dtype(), view.shape(), view.data());
         check(path, name, facts.get(&checksum_key(name)), found)?;
-        let entry = entry(name, &view, device).map_err(|source| refused(path, source))?;
+        let entry =
+            entry(name, &view, device).map_err(|source| SessionError::cache(path, source))?;
         state.insert(name, entry);
     }
     let prefix = checksum_key("");
@@ -70,13 +71,6 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     match missing {
         Some((name, sum)) => check(path, name, Some(sum), "missing".into()).map(|()| state),
         None => Ok(state),
-    }
-}
-
-fn refused(path: &Path, source: CacheError) -> SessionError {
-    SessionError::Cache {
-        path: path.into(),
-        source,
     }
 }
 
@@ -131,11 +125,8 @@ fn entry(name: &str, view: &TensorView<'_>, device: &Device) -> Result<Entry, Ca
     let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
     let dtype = match (view.dtype(), view.shape()) {
         (Dtype::U64, [_]) => {
-            let numbers = bytes.chunks_exact(8).map(|b| {
-                let (low, high) = b.split_at(4);
-                let half = |b: &[u8]| u64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                half(low) | half(high) << 32
-            });
+            let eights = bytes.chunks_exact(8);
+            let numbers = eights.map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i])));
             return Ok(Entry::Integers(numbers.collect()));
         }
         (Dtype::U32, [_]) => return Ok(Entry::Ids(words().map(u32::from_le_bytes).collect())),

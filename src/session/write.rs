@@ -27,10 +27,7 @@ pub fn save<C>(path: &Path, cache: &C, model: &Fingerprint) -> Result<(), Sessio
 where
     C: CacheBackend + ?Sized,
 {
-    let refused = |source| SessionError::Cache {
-        path: path.into(),
-        source,
-    };
+    let refused = |source| SessionError::cache(path, source);
     let state = cache.state().map_err(refused)?;
     let mut facts: Facts = [
         ("format", FORMAT.into()),
