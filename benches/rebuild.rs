@@ -101,7 +101,7 @@ fn dial(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let (shape, probe) = (decoder.shape(), probe(&decoder));
     let half = Plan::keep_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
-    let bounded = |plan| cache(&decoder, ResidualConfig::new(0).with_plan(plan), &probe);
+    let bounded = |plan| cache(&decoder, ResidualConfig::planned(plan), &probe);
     let mut caches: [Box<dyn CacheBackend>; 3] = [
         Box::new(FullKv::new(&shape)),
         Box::new(bounded(half)),

@@ -31,6 +31,11 @@ pub struct MemoryReport {
     /// replayed residuals and the temporaries of the replay; rows on their way into larger or smaller
     /// buffers; probabilities a policy looked at.
     pub scratch_peak: usize,
+    /// Blocks of rows, by layer, that were rebuilt before they were let go of and had the same bits
+    /// ([certified eviction](crate::cache::ResidualConfig::with_certified_eviction)).
+    pub blocks_certified: usize,
+    /// Blocks that differed when they were rebuilt: their rows stay.
+    pub blocks_kept: usize,
 }
 
 impl MemoryReport {

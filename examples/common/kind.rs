@@ -216,7 +216,7 @@ impl Kind {
                     Kept::KeepTop(layers) => Plan::keep_top(&shape, layers)?,
                     Kept::ResidualAt(layer) => Plan::residual_at(&shape, layer)?,
                 };
-                let mut config = ResidualConfig::new(hot).with_plan(plan).even_if_larger();
+                let mut config = ResidualConfig::planned(plan.with_hot(hot)).even_if_larger();
                 if let Some(probe) = probe {
                     config = config.with_conformance(probe.clone());
                 }

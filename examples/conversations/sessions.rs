@@ -168,7 +168,7 @@ impl<'a> Sessions<'a> {
         // A layer's old buffers beside its new ones while they grow.
         let growing = old.next_multiple_of(PIECE) * of_slot / shape.layers();
         // The residual of every token to rebuild, and what takes 64 of them at a time through a block.
-        let block = decoder.at(LayerIndex::new(0)).scratch(1, 64, slots);
+        let block = shape.block_scratch(1, 64, slots);
         let resuming = old.next_multiple_of(64) * shape.hidden * element + block;
         resting + growing.max(resuming)
     }

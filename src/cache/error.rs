@@ -212,6 +212,27 @@ pub enum CacheError {
         /// Bytes of one token's keys and values in all layers.
         keys_values: usize,
     },
+    /// A step that would not fit the budget of bytes. One with fewer tokens may.
+    #[error(
+        "the step needs {needed} bytes, the budget is {budget}{}",
+        kept_for(*differing)
+    )]
+    StepBytes {
+        /// The budget.
+        budget: usize,
+        /// The most bytes that would be held within the step.
+        needed: usize,
+        /// Rows, of all layers, that stay because they had other bits when they were rebuilt.
+        differing: usize,
+    },
+    /// A budget of bytes that no plan keeps within for such a context.
+    #[error("a budget of {budget} bytes is too small: the smallest that works is {smallest}")]
+    BudgetBytes {
+        /// The budget asked for.
+        budget: usize,
+        /// The smallest that works.
+        smallest: usize,
+    },
     /// The device's kernels do not keep bits under the scheme, so nothing can be rebuilt exactly.
     #[error("rebuilt rows would not be exact on this device: {0}")]
     NotExact(Box<Conformance>),
@@ -232,4 +253,12 @@ pub enum CacheError {
     /// Whatever a backend of another crate has to say.
     #[error("the backend failed")]
     Backend(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Why more is held than a plan says.
+fn kept_for(differing: usize) -> String {
+    match differing {
+        0 => String::new(),
+        rows => format!("; {rows} rows stay because they had other bits when they were rebuilt"),
+    }
 }

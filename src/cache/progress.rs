@@ -18,8 +18,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Opens a step, or says why not.
-    pub(crate) fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+    /// Says why a step cannot begin, if it cannot.
+    pub(crate) fn can_begin(&self, step: &Step) -> Result<(), CacheError> {
         self.settled()?;
         if !self.lengths.is_empty() && self.lengths.len() != step.starts().len() {
             return Err(CacheError::Rows {
@@ -37,6 +37,12 @@ impl Progress {
                 });
             }
         }
+        Ok(())
+    }
+
+    /// Opens a step, or says why not.
+    pub(crate) fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.can_begin(step)?;
         self.lengths.resize(step.starts().len(), 0);
         if self.draft.is_none() {
             self.last.clone_from(&self.lengths);

@@ -51,8 +51,4 @@ pub trait Replay {
         from: &Positions,
         to: &Positions,
     ) -> Result<Tensor<4>, CacheError>;
-
-    /// Bytes of temporaries [`forward`](Self::forward) holds at its peak for `tokens` rows in each
-    /// of `batch` rows against `slots` slots.
-    fn scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize;
 }

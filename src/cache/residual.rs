@@ -2,23 +2,28 @@
 //! it (KV-Direct, arXiv 2603.19664, Algorithm 1, corrected: the paper stores one residual a token
 //! but needs one per layer; here the token id is enough, or a residual per layer is kept).
 
+mod certify;
 mod config;
+mod fill;
+mod need;
 mod park;
 mod plan;
 mod prefix;
 mod rebuild;
 mod stored;
+mod turn;
 
 use burn::tensor::Device;
 
+use self::{
+    certify::Certified,
+    prefix::{Prefix, Residuals},
+    turn::Turn,
+};
 pub use self::{
     config::{Floor, ResidualConfig},
     park::Resuming,
     plan::{Old, Plan},
-};
-use self::{
-    plan::Flow,
-    prefix::{Prefix, Residuals},
 };
 use crate::{
     cache::{
@@ -77,26 +82,33 @@ use crate::{
 pub struct ResidualCheckpoint {
     shape: ModelShape,
     device: Device,
-    hot: usize,
     plan: Plan,
+    budget: Option<usize>,
+    certified: bool,
     progress: Progress,
     /// Exact rows of every layer: the newest of every batch row, those of the layer's window, or all where the
     /// plan keeps them.
     layers: Vec<Rows>,
+    /// Layers that hold every row for now, though the plan does not ask for it.
+    whole: Vec<bool>,
+    /// Of every batch row the first tokens, whose rows the other layers that the plan rebuilds do not hold.
+    dropped: Vec<usize>,
     /// All rows that can be rebuilt were let go of, those of windows too: the next step rebuilds them.
     emptied: bool,
     /// Ids of all tokens, those of the open step last; kept where the plan replays them.
     tokens: TokenIds,
     /// Residuals of all tokens by layer; kept where the plan says so.
     residuals: Vec<Residuals>,
-    /// Rows the open step has to rebuild, by batch row.
-    old: Vec<usize>,
-    /// Which layers the open step carries old rows through.
-    flow: Vec<Flow>,
+    /// What the open step does with old rows.
+    turn: Turn,
     /// Old rows on their way through the layers.
     replaying: Prefix,
-    /// The most bytes held on top of the rest within the last step, and the most of all while windows
-    /// moved on at its start.
+    /// All rows of the layer that is due, while a step runs: one pair of buffers for all layers.
+    answer_rows: Rows,
+    /// Blocks that were rebuilt and compared before they left.
+    blocks: Certified,
+    /// The most bytes held on top of the rest within the last step, and the most of all while rows moved at its
+    /// start.
     scratch_peak: usize,
     sliding_peak: usize,
 }
@@ -108,7 +120,8 @@ impl ResidualCheckpoint {
     ///
     /// # Errors
     /// [`ModelShape`](CacheError::ModelShape) for sizes of zero,
-    /// [`NotExact`](CacheError::NotExact) where the probe fails,
+    /// [`NotExact`](CacheError::NotExact) where the probe fails and rows are not to be
+    /// [certified](ResidualConfig::with_certified_eviction),
     /// [`Conformance`](CacheError::Conformance) if the report handed over is about something else,
     /// [`Larger`](CacheError::Larger) where residuals would save nothing.
     pub fn new(
@@ -117,10 +130,7 @@ impl ResidualCheckpoint {
         config: ResidualConfig,
     ) -> Result<Self, CacheError> {
         shape.validate()?;
-        let plan = match config.plan {
-            Some(plan) => plan.checked(shape)?,
-            None => Plan::of_floor(shape, config.floor),
-        };
+        let mut plan = config.layout.plan(shape).checked(shape)?;
         let (residuals, keys_values) = (
             plan.bytes_per_old_token(shape),
             shape.keys_values_per_old_token(),
@@ -142,10 +152,14 @@ impl ResidualCheckpoint {
                 found,
             });
         }
-        if !conformance.is_exact() {
+        let certified = config.certified.unwrap_or(!conformance.is_exact());
+        if !conformance.is_exact() && !certified {
             return Err(CacheError::NotExact(Box::new(conformance)));
         }
-        Ok(Self::empty(shape, device, config.hot, plan))
+        if certified {
+            plan = plan.canonical();
+        }
+        Ok(Self::empty(shape, device, plan, config.budget, certified))
     }
 
     /// Takes every batch row back to its length in `to`, which makes sense.
@@ -157,6 +171,9 @@ impl ResidualCheckpoint {
             rows.cut(self.progress.lengths(), to);
         }
         self.progress.truncate(to);
+        self.dropped.resize(to.len(), 0);
+        let dropped = self.dropped.iter_mut().zip(to);
+        dropped.for_each(|(dropped, &to)| *dropped = to.min(*dropped));
         self.tokens.truncate(to);
         let longest = to.iter().copied().max().unwrap_or(0);
         self.residuals
@@ -171,7 +188,12 @@ impl ResidualCheckpoint {
         for layer in 0..self.layers.len() {
             if !self.progress.is_draft() {
                 let held = self.memory().total();
-                let moved = self.layers[layer].settle();
+                let rows = &mut self.layers[layer];
+                let moved = match self.budget {
+                    // The budget is about what is needed, not about what was.
+                    Some(_) => rows.shrink(),
+                    None => rows.settle(),
+                };
                 self.sliding_peak = self.sliding_peak.max(held + moved);
             }
         }
@@ -182,38 +204,52 @@ impl ResidualCheckpoint {
         for (layer, rows) in self.layers.iter_mut().enumerate() {
             if self.plan.rebuilds(layer) || rows.slides() {
                 *rows = rows.emptied();
+                self.whole[layer] = false;
             }
         }
+        self.dropped = self.progress.lengths().to_vec();
         self.emptied = self.progress.lengths().iter().any(|&length| length > 0);
     }
 
-    fn empty(shape: &ModelShape, device: &Device, hot: usize, plan: Plan) -> Self {
+    fn empty(
+        shape: &ModelShape,
+        device: &Device,
+        plan: Plan,
+        budget: Option<usize>,
+        certified: bool,
+    ) -> Self {
+        let layers = (0..shape.layers()).map(|layer| match plan.rebuilds(layer) {
+            true => Rows::limited(None, plan.limit(certified)),
+            false => Rows::new(shape.windows[layer]),
+        });
         Self {
             shape: shape.clone(),
             device: device.clone(),
-            hot,
+            budget,
+            certified,
             progress: Progress::default(),
-            layers: (0..shape.layers())
-                .map(|layer| match plan.rebuilds(layer) {
-                    true => Rows::limited(None, hot),
-                    false => Rows::new(shape.windows[layer]),
-                })
-                .collect(),
-            plan,
+            layers: layers.collect(),
+            whole: vec![false; shape.layers()],
+            dropped: Vec::new(),
             emptied: false,
             tokens: TokenIds::default(),
-            residuals: vec![Residuals::default(); shape.layers()],
-            old: Vec::new(),
-            flow: Vec::new(),
+            residuals: vec![Residuals::new(plan.chunk()); shape.layers()],
+            turn: Turn::default(),
             replaying: Prefix::default(),
+            answer_rows: Rows::by_position(),
+            blocks: Certified::default(),
             scratch_peak: 0,
             sliding_peak: 0,
+            plan,
         }
     }
 }
 
 impl CacheBackend for ResidualCheckpoint {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.progress.can_begin(step)?;
+        self.can_certify(step.starts().len())?;
+        let whole = self.affords(step)?;
         self.progress.begin(step)?;
         (self.scratch_peak, self.sliding_peak) = (0, 0);
         for layer in 0..self.layers.len() {
@@ -222,19 +258,7 @@ impl CacheBackend for ResidualCheckpoint {
                 self.sliding_peak = self.sliding_peak.max(moved + self.memory().total());
             }
         }
-        let lengths = self.progress.lengths();
-        let limited = (0..self.layers.len()).find(|&layer| self.plan.rebuilds(layer));
-        let held = |row: usize, length: usize| match limited {
-            Some(layer) => self.layers[layer].used(row),
-            None if self.emptied => 0,
-            None => length,
-        };
-        let rows = lengths.iter().enumerate();
-        self.old = rows.map(|(row, &n)| n - held(row, n)).collect();
-        self.flow = match self.old.iter().any(|&rows| rows > 0) {
-            true => self.plan.flow(self.emptied),
-            false => vec![Flow::default(); self.layers.len()],
-        };
+        self.take_turn(whole);
         if self.plan.keeps_ids() {
             self.tokens.extend(step.tokens());
         }
@@ -247,32 +271,19 @@ impl CacheBackend for ResidualCheckpoint {
         if self.plan.old(layer) == Old::Residual {
             self.residuals[layer].append(span.residual, span.positions);
         }
-        let after = self.progress.lengths_after();
-        let rebuilds = self.plan.rebuilds(layer);
-        let dropped = self.flow[layer].enters || after.iter().any(|&length| length > self.hot);
-        if !rebuilds || dropped {
-            let answer = if self.shape.slides(layer) {
-                self.slide(layer, &span)
-            } else if rebuilds {
-                self.rebuild(layer, &span, &after)
-            } else {
-                self.keep(layer, &span)
-            };
-            if answer.is_err() {
-                self.progress.fail();
-            }
-            return answer;
+        let new = Some((span.projection, span.positions));
+        let answer = self.answer(layer, new, span.replay);
+        if answer.is_err() {
+            self.progress.fail();
         }
-        let rows = &mut self.layers[layer];
-        let moved = rows.append(span.projection, span.positions);
-        self.scratch_peak = self.scratch_peak.max(moved + rows.padded());
-        rows.read()
+        answer
     }
 
     fn commit(&mut self) -> Result<(), CacheError> {
         self.progress.commit(&self.shape)?;
         self.replaying = Prefix::default();
-        self.emptied = false;
+        self.answer_rows = Rows::by_position();
+        self.end_turn();
         Ok(())
     }
 
@@ -310,6 +321,7 @@ impl CacheBackend for ResidualCheckpoint {
             self.residuals.iter().map(Residuals::bytes).sum::<usize>() - report.residuals;
         let sliding = self.sliding_peak.saturating_sub(report.total());
         report.scratch_peak = self.scratch_peak.max(sliding);
+        (report.blocks_certified, report.blocks_kept) = self.blocks.counted();
         report
     }
 
@@ -318,12 +330,17 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     /// As [`CacheBackend::truncate_rows`]. Every length can be reached; where a window has let go of rows that
-    /// are needed there, the next step rebuilds those of all layers.
+    /// are needed there, the next step rebuilds those of all layers; not so where rows are certified before they
+    /// leave.
     fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
         self.progress.can_truncate(to)?;
         if to.iter().all(|&to| to == 0) {
             self.clear();
             return Ok(());
+        }
+        if self.certified && !self.progress.is_draft() {
+            // The rows of a window that were let go of were not compared with anything.
+            Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0)?;
         }
         self.take_back(to);
         Ok(())
@@ -354,6 +371,7 @@ impl CacheBackend for ResidualCheckpoint {
 
     fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
         self.progress.can_select_rows(rows)?;
+        self.can_certify(rows.len())?;
         if rows.is_empty() {
             self.clear();
         } else if !rows.iter().copied().eq(0..self.rows()) {
@@ -369,6 +387,7 @@ impl CacheBackend for ResidualCheckpoint {
                     .map(|&row| self.tokens.row(row).to_vec())
                     .collect();
             }
+            self.dropped = rows.iter().map(|&row| self.dropped[row]).collect();
             self.progress.select_rows(rows);
             (self.scratch_peak, self.sliding_peak) = (0, 0);
         }
@@ -379,6 +398,7 @@ impl CacheBackend for ResidualCheckpoint {
     /// [`resume`](Self::resume): with [`Floor::Tokens`] nothing but ids.
     fn park(&mut self) -> Result<(), CacheError> {
         self.progress.settled()?;
+        self.uncertified("be parked: rows are certified before they leave")?;
         self.let_go();
         self.tokens.shrink();
         (self.scratch_peak, self.sliding_peak) = (0, 0);
@@ -387,16 +407,19 @@ impl CacheBackend for ResidualCheckpoint {
 
     fn state(&self) -> Result<State, CacheError> {
         self.progress.undrafted()?;
+        self.uncertified("hand out its state: certificates are of this process")?;
         Ok(self.written())
     }
 
     fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        self.uncertified("go on from a state: certificates are of one process")?;
         *self = self.restored(state)?;
         Ok(())
     }
 
     fn clear(&mut self) {
-        *self = Self::empty(&self.shape, &self.device, self.hot, self.plan.clone());
+        let plan = self.plan.clone();
+        *self = Self::empty(&self.shape, &self.device, plan, self.budget, self.certified);
     }
 
     fn fork(&self) -> Box<dyn CacheBackend> {

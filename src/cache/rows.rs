@@ -38,6 +38,8 @@ pub(crate) struct Rows {
     window: Option<NonZeroUsize>,
     /// By batch row: all positions from here on are held, in a layer with a window.
     from: Vec<usize>,
+    /// Whether the slot of a token is its position whatever came before it.
+    by_position: bool,
 }
 
 impl fmt::Debug for Rows {
@@ -75,11 +77,20 @@ impl Rows {
         }
     }
 
+    /// Rows whose slots are their positions, in whatever order they come.
+    pub(crate) fn by_position() -> Self {
+        Self {
+            by_position: true,
+            ..Self::default()
+        }
+    }
+
     /// The same kind of rows, none of them held.
     pub(crate) fn emptied(&self) -> Self {
         Self {
             limit: self.limit,
             per_head: self.per_head,
+            by_position: self.by_position,
             ..Self::new(self.window)
         }
     }
@@ -93,17 +104,49 @@ impl Rows {
     pub(crate) fn reserve(&mut self, slots: usize, like: &Projection) {
         let slots = self.limit.map_or(slots, |limit| slots.min(limit));
         if slots > self.capacity() {
+            self.resize(like.keys.dims()[0]);
             self.grow(slots, &like.keys);
         }
+    }
+
+    /// Holds no row any more, and keeps its buffers for others.
+    pub(crate) fn vacate(&mut self) {
+        self.retain(|_, _| false);
+    }
+
+    /// Sets how far buffers grow from now on.
+    pub(crate) const fn limit_to(&mut self, limit: Option<usize>) {
+        self.limit = limit;
+    }
+
+    /// The positions below `end` that a batch row holds, rising.
+    pub(crate) fn positions_below(&self, row: usize, end: usize) -> Vec<usize> {
+        let held = self.slots.get(row * self.lists()).map(AsRef::as_ref);
+        let held = held.unwrap_or_default().iter().copied();
+        let mut below: Vec<usize> = held.filter(|&position| position < end).collect();
+        below.sort_unstable();
+        below
     }
 
     /// Stores every row of `new` that has a position, in place unless the buffers must grow. Answers
     /// the bytes that were held on top while they grew.
     pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
         self.resize(positions.rows());
+        self.append_from(0, new, positions)
+    }
+
+    /// [`append`](Self::append)s to as many batch rows as `new` has, from `first` on.
+    pub(crate) fn append_from(
+        &mut self,
+        first: usize,
+        new: &Projection,
+        positions: &Positions,
+    ) -> usize {
         let lists = self.lists();
+        self.resize((self.slots.len() / lists).max(first + positions.rows()));
         let new_of = |list: usize| positions.slots(list / lists, list % lists);
-        let slots = self.slots.iter().enumerate();
+        let taking = first * lists..(first + positions.rows()) * lists;
+        let slots = self.slots[taking.clone()].iter().enumerate();
         let needed = slots
             .map(|(list, slots)| slots.needed(new_of(list)))
             .max()
@@ -124,20 +167,21 @@ impl Rows {
             return moved;
         };
         let [_, kv_heads, width, _] = keys.dims();
-        let slots = self.slots.iter_mut().enumerate();
+        let slots = self.slots[taking].iter_mut().enumerate();
         let runs: Vec<Vec<Run>> = slots
             .map(|(list, slots)| slots.take(new_of(list)))
             .collect();
         for (rows, heads, list) in parts(&runs, lists, kv_heads) {
+            let stored = rows.start + first..rows.end + first;
             for &Run { from, to, len } in &runs[list] {
                 let part = |tensor: &Tensor<4>| {
                     tensor
                         .clone()
                         .slice([rows.clone(), heads.clone(), from..from + len])
                 };
-                let at = [rows.clone(), heads.clone(), 0..width, to..to + len];
+                let at = [stored.clone(), heads.clone(), 0..width, to..to + len];
                 keys = keys.slice_assign(at, part(&new.keys).swap_dims(2, 3));
-                let at = [rows.clone(), heads.clone(), to..to + len, 0..width];
+                let at = [stored.clone(), heads.clone(), to..to + len, 0..width];
                 values = values.slice_assign(at, part(&new.values));
             }
         }
@@ -350,9 +394,11 @@ impl Rows {
         }
     }
 
-    /// Gives the buffers at least `slots` slots, for a batch like that of `like`.
+    /// Gives the buffers at least `slots` slots, for as many batch rows as there are slot lists for and heads like
+    /// those of `like`.
     fn grow(&mut self, slots: usize, like: &Tensor<4>) {
-        let [batch, heads, _, width] = like.dims();
+        let [_, heads, _, width] = like.dims();
+        let batch = self.slots.len() / self.lists();
         let options = (&like.device(), like.dtype());
         let mut keys = zeros([batch, heads, width, slots], options);
         let mut values = zeros([batch, heads, slots, width], options);
@@ -362,7 +408,6 @@ impl Rows {
             values = values.slice_assign([0..batch, 0..heads, 0..old, 0..width], old_values);
         }
         self.buffers = Some((keys, values));
-        self.resize(batch);
         self.slots.iter_mut().for_each(|row| row.grow(slots));
     }
 
@@ -370,6 +415,7 @@ impl Rows {
     fn resize(&mut self, batch: usize) {
         let new = || match self.window {
             Some(_) => Slots::anchored(),
+            None if self.by_position => Slots::by_position(),
             None => Slots::default(),
         };
         self.slots.resize_with(batch * self.lists(), new);

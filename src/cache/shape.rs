@@ -6,7 +6,7 @@ use burn::tensor::DType;
 
 use crate::{
     cache::{CacheError, Kept, LayerIndex},
-    exact::conformance::KernelShapes,
+    exact::{attention_scratch, conformance::KernelShapes},
     positions::visible,
 };
 
@@ -32,6 +32,11 @@ pub struct ModelShape {
     pub dtype: DType,
     /// Heads, and the shapes that kernels choose their path by.
     pub kernels: KernelShapes,
+    /// Width inside the feed-forward layer, of gate and up each; 0 where it is not known: prices then leave
+    /// that layer out.
+    pub intermediate: usize,
+    /// Size of the vocabulary; 0 where it is not known: prices then leave the head out.
+    pub vocab: usize,
 }
 
 impl ModelShape {
@@ -43,6 +48,8 @@ impl ModelShape {
             hidden,
             dtype,
             kernels,
+            intermediate: 0,
+            vocab: 0,
         }
     }
 
@@ -114,6 +121,35 @@ impl ModelShape {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Multiplications that keys and values of one row take at one layer: the weights of their projections.
+    #[must_use]
+    pub const fn projection_weights(&self) -> usize {
+        2 * self.kv_width() * self.hidden
+    }
+
+    /// Multiplications that one row takes through the matrices of a block, attention's own left out.
+    #[must_use]
+    pub const fn block_weights(&self) -> usize {
+        let queries = self.kernels.heads * self.kernels.head_dim;
+        self.projection_weights() + self.hidden * (2 * queries + 3 * self.intermediate)
+    }
+
+    /// Bytes of temporaries that a gated block of this shape holds at its peak while it takes `tokens` rows in each of
+    /// `batch` rows against `slots` slots: the larger of attention (queries, scores of a block of them) and the
+    /// feed-forward layer (gate, up and a partial sum), each beside the residual and its normed copy.
+    #[must_use]
+    pub fn block_scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
+        let KernelShapes {
+            heads, head_dim, ..
+        } = self.kernels;
+        let element = self.dtype.size();
+        let rows = batch * tokens * element;
+        let attention =
+            2 * rows * heads * head_dim + attention_scratch(batch, heads, tokens, slots, element);
+        let feed_forward = 3 * rows * self.intermediate;
+        2 * rows * self.hidden + attention.max(feed_forward)
     }
 
     /// Elements of the keys (or of the values) of one token at one layer.

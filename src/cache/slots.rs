@@ -50,6 +50,14 @@ impl Slots {
         }
     }
 
+    /// Slots that stand for positions from 0 on.
+    pub(crate) fn by_position() -> Self {
+        Self {
+            placement: Placement::Anchored { base: Some(0) },
+            ..Self::default()
+        }
+    }
+
     /// Slots that hold what they held when a state was written: positions of a row of `length` tokens.
     /// `base` where slots stand for positions. What cannot be is refused with the reason.
     pub(crate) fn restored(
@@ -233,6 +241,22 @@ impl Slots {
         }
     }
 
+    /// Consecutive slots that hold consecutive positions `keep` accepts, in rising order of these.
+    pub(crate) fn runs(&self, keep: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (slot, &position) in self.held.iter().enumerate() {
+            if position == Positions::EMPTY || !keep(position) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run) if run.end == slot && self.held[slot - 1] + 1 == position => run.end += 1,
+                _ => runs.push(slot..slot + 1),
+            }
+        }
+        runs.sort_unstable_by_key(|run| self.held[run.start]);
+        runs
+    }
+
     /// The slots in use, in rising order of what they hold.
     pub(crate) fn rising(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.held.len())
@@ -391,6 +415,18 @@ mod tests {
         slots.take(&[PIECE + 2, PIECE + 3]);
         assert_eq!(slots.cut(PIECE + 3, PIECE + 4), [3..4]);
         assert_eq!(slots.cut(0, PIECE + 3), [2..3], "to nothing");
+    }
+
+    #[test]
+    fn runs_are_told_in_rising_order_of_what_they_hold() {
+        let mut slots = Slots::default();
+        slots.grow(6);
+        slots.take(&[0, 1, 2, 3]);
+        slots.retain(|position| position > 1);
+        slots.take(&[4, 5, 6]);
+        assert_eq!(slots.as_ref(), [4, 5, 2, 3, 6, Positions::EMPTY]);
+        assert_eq!(slots.runs(|_| true), [2..4, 0..2, 4..5]);
+        assert_eq!(slots.runs(|position| position != 5), [2..4, 0..1, 4..5]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a step brings: token ids and their positions.
 
-use crate::{cache::CacheError, positions::Positions};
+use crate::{cache::CacheError, exact::PIECE, positions::Positions};
 
 /// Token ids of a batch; rows may differ in length.
 ///
@@ -61,9 +61,14 @@ impl TokenIds {
         self
     }
 
+    /// Adds tokens to every row. Rows grow by whole pieces, not by doubling: what they hold is counted.
     pub(crate) fn extend(&mut self, more: &Self) {
         self.0.resize(more.rows(), Vec::new());
         for (row, more) in self.0.iter_mut().zip(&more.0) {
+            let length = row.len() + more.len();
+            if length > row.capacity() {
+                row.reserve_exact(length.next_multiple_of(PIECE) - row.len());
+            }
             row.extend_from_slice(more);
         }
     }

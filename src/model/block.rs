@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cache::{CacheBackend, CacheError, KeysValues, Projection, Replay, Step, TokenIds},
-    exact::{Attend, attention_scratch, rms_norm},
+    exact::{Attend, rms_norm},
     positions::Positions,
 };
 
@@ -162,17 +162,5 @@ impl Replay for BlockView<'_> {
         Ok(self
             .angles(to)?
             .rotate(self.angles(from)?.inverse().rotate(keys)))
-    }
-
-    /// The larger of attention (queries, scores of a block) and the feed-forward layer (gate, up and a partial sum),
-    /// each beside the residual and its normed copy.
-    fn scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
-        let config = self.config();
-        let element = self.decoder.dtype().size();
-        let rows = batch * tokens * element;
-        let attention = 2 * rows * config.heads * config.head_dim
-            + attention_scratch(batch, config.heads, tokens, slots, element);
-        let feed_forward = 3 * rows * config.intermediate;
-        2 * rows * config.hidden + attention.max(feed_forward)
     }
 }

@@ -266,6 +266,7 @@ impl DecoderConfig {
         }
         let mut shape = ModelShape::new(self.layers.len(), self.hidden, dtype, kernels);
         shape.windows = self.layers.iter().map(|layer| layer.window).collect();
+        (shape.intermediate, shape.vocab) = (self.intermediate, self.vocab);
         shape
     }
 

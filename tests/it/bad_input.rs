@@ -311,10 +311,6 @@ impl Replay for FailingReplay {
     fn rotate(&self, _: Tensor<4>, _: &Positions, _: &Positions) -> Result<Tensor<4>, CacheError> {
         Err(CacheError::NoEmbedding)
     }
-
-    fn scratch(&self, _: usize, _: usize, _: usize) -> usize {
-        0
-    }
 }
 
 #[test]

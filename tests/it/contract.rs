@@ -46,9 +46,12 @@ fn first_kept() -> Contract {
         let mut plan = vec![Old::Nothing; shape.layers()];
         let first = shape.windows.iter().position(Option::is_none);
         plan[first.expect("a layer that shows all keys")] = Old::KeysValues;
-        let config = ResidualConfig::new(budget)
-            .with_plan(Plan::new(shape, plan).expect("a plan for these layers"))
-            .with_conformance(probe(shape, device));
+        let config = ResidualConfig::planned(
+            Plan::new(shape, plan)
+                .expect("a plan for these layers")
+                .with_hot(budget),
+        )
+        .with_conformance(probe(shape, device));
         ResidualCheckpoint::new(shape, device, config).expect("the probe passed")
     });
     contract.with_rebuilt_rows().with_every_truncation()

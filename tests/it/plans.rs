@@ -71,8 +71,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn cache(decoder: &Decoder, plan: &Plan, hot: usize, probe: &Conformance) -> ResidualCheckpoint {
-    let config = ResidualConfig::new(hot)
-        .with_plan(plan.clone())
+    let config = ResidualConfig::planned(plan.clone().with_hot(hot))
         .even_if_larger()
         .with_conformance(probe.clone());
     ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("the probe passed")
@@ -220,7 +219,7 @@ fn a_plan_of_residuals_that_saves_nothing_is_refused_by_both_figures() {
     let decoder = random(&DecoderConfig::new(97, 64, 3, 4, 2));
     let shape = decoder.shape();
     let residual_first = Plan::residual_at(&shape, 2).expect("three layers");
-    let config = |plan| ResidualConfig::new(4).with_plan(plan);
+    let config = |plan: Plan| ResidualConfig::planned(plan.with_hot(4));
     let refused = ResidualCheckpoint::new(&shape, decoder.device(), config(residual_first));
     // Two layers of keys and values and a residual that is as wide as those of the third.
     let bytes = 3 * 2 * 32 * 4;

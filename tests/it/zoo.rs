@@ -14,8 +14,7 @@ use crate::support::{probe, residual};
 /// A `ResidualCheckpoint` that keeps keys and values of its last layer.
 fn top_kept(decoder: &Decoder, hot: usize) -> ResidualCheckpoint {
     let shape = decoder.shape();
-    let config = ResidualConfig::new(hot)
-        .with_plan(Plan::keep_top(&shape, 1).expect("a layer"))
+    let config = ResidualConfig::planned(Plan::keep_top(&shape, 1).expect("a layer").with_hot(hot))
         .with_conformance(probe(decoder));
     ResidualCheckpoint::new(&shape, decoder.device(), config).expect("the probe passed")
 }

@@ -1,7 +1,7 @@
-//! What a [`ResidualCheckpoint`](super::ResidualCheckpoint) keeps.
+//! How a [`ResidualCheckpoint`](super::ResidualCheckpoint) is built.
 
 use super::Plan;
-use crate::exact::conformance::Conformance;
+use crate::{cache::ModelShape, exact::conformance::Conformance};
 
 /// What is kept of a token whose keys and values were dropped, in every layer alike; a [`Plan`] says it layer
 /// by layer.
@@ -25,24 +25,41 @@ pub enum Floor {
 /// ```
 #[derive(Debug, Clone)]
 pub struct ResidualConfig {
-    pub(super) hot: usize,
-    pub(super) floor: Floor,
-    pub(super) plan: Option<Plan>,
+    pub(super) layout: Layout,
+    pub(super) budget: Option<usize>,
     pub(super) even_if_larger: bool,
     pub(super) conformance: Option<Conformance>,
+    pub(super) certified: Option<bool>,
+}
+
+/// What is kept, as it was asked for.
+#[derive(Debug, Clone)]
+pub(super) enum Layout {
+    Floor(Floor, usize),
+    Plan(Plan),
+}
+
+impl Layout {
+    /// As a plan for this model.
+    pub(super) fn plan(self, shape: &ModelShape) -> Plan {
+        match self {
+            Self::Floor(floor, hot) => Plan::of_floor(shape, floor).with_hot(hot),
+            Self::Plan(plan) => plan,
+        }
+    }
 }
 
 impl ResidualConfig {
     /// `hot` exact rows in every layer (0 rebuilds everything at every step), token ids below.
     #[must_use]
     pub const fn new(hot: usize) -> Self {
-        Self {
-            hot,
-            floor: Floor::Tokens,
-            plan: None,
-            even_if_larger: false,
-            conformance: None,
-        }
+        Self::of(Layout::Floor(Floor::Tokens, hot))
+    }
+
+    /// What a plan says: one of your own, or one a [`Planner`](super::Planner) found for a budget.
+    #[must_use]
+    pub const fn planned(plan: Plan) -> Self {
+        Self::of(Layout::Plan(plan))
     }
 
     /// All rows exact, as in [`FullKv`](crate::cache::FullKv), until
@@ -53,17 +70,35 @@ impl ResidualConfig {
         Self::new(usize::MAX)
     }
 
-    /// What is kept of older tokens.
+    const fn of(layout: Layout) -> Self {
+        Self {
+            layout,
+            budget: None,
+            even_if_larger: false,
+            conformance: None,
+            certified: None,
+        }
+    }
+
+    /// What is kept of older tokens, in every layer alike. A plan keeps its hot rows.
     #[must_use]
     pub fn with_floor(mut self, floor: Floor) -> Self {
-        (self.floor, self.plan) = (floor, None);
+        let hot = match &self.layout {
+            Layout::Floor(_, hot) => *hot,
+            Layout::Plan(plan) => plan.hot(),
+        };
+        self.layout = Layout::Floor(floor, hot);
         self
     }
 
-    /// What is kept of older tokens, layer by layer.
+    /// Never holds more than `bytes`, rows, ids, slack and the scratch of a step together: a step that would is
+    /// [refused](crate::cache::CacheError::StepBytes) before anything changes.
+    ///
+    /// What the budget leaves free at the present length is used: keys and values of as many layers as fit stay
+    /// though the plan does not keep them, top layers first, until a longer context needs their room.
     #[must_use]
-    pub fn with_plan(mut self, plan: Plan) -> Self {
-        self.plan = Some(plan);
+    pub const fn with_budget(mut self, bytes: usize) -> Self {
+        self.budget = Some(bytes);
         self
     }
 
@@ -78,6 +113,17 @@ impl ResidualConfig {
     #[must_use]
     pub fn with_conformance(mut self, conformance: Conformance) -> Self {
         self.conformance = Some(conformance);
+        self
+    }
+
+    /// Whether rows are rebuilt and compared before they are let go of, and kept where a bit differs. Without
+    /// this call: where the probe fails, and not where it passes.
+    ///
+    /// Such a cache serves one batch row, in chunks of at most 64 rows, and cannot be parked, nor written to a
+    /// state: a certificate is about this device in this process.
+    #[must_use]
+    pub const fn with_certified_eviction(mut self, certified: bool) -> Self {
+        self.certified = Some(certified);
         self
     }
 }

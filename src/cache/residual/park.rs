@@ -2,14 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use super::{
-    Old, ResidualCheckpoint,
-    plan::Flow,
-    prefix::{CHUNK, Prefix, projection_bytes},
-    rebuild::fill,
-};
+use super::{ResidualCheckpoint, prefix::Prefix, turn::Turn};
 use crate::{
-    cache::{CacheError, LayerIndex, Replay},
+    cache::{CacheError, LayerIndex, Replay, rows::Rows},
     exact::in_pool,
 };
 
@@ -83,11 +78,9 @@ impl ResidualCheckpoint {
     /// Whether exact rows were let go of that a [`resume`](Self::resume), or the next step, rebuilds.
     #[must_use]
     pub fn is_parked(&self) -> bool {
-        let short = |(row, &length): (usize, &usize)| {
-            let mut limited = (0..self.layers.len()).filter(|&layer| self.plan.rebuilds(layer));
-            limited.any(|layer| self.layers[layer].used(row) < length.min(self.hot))
-        };
-        self.emptied || self.progress.lengths().iter().enumerate().any(short)
+        let hot = self.plan.hot();
+        let mut rows = self.dropped.iter().zip(self.progress.lengths());
+        self.emptied || rows.any(|(&dropped, length)| dropped > length.saturating_sub(hot))
     }
 
     fn rebuild_all<R>(
@@ -99,72 +92,55 @@ impl ResidualCheckpoint {
         R: Replay,
     {
         let (lengths, layers) = (self.progress.lengths().to_vec(), self.shape.layers());
-        let (anchor, flow) = (self.progress.anchor(), self.plan.flow(self.emptied));
-        let (mut rebuilt, mut prefix) = (Vec::with_capacity(layers), Prefix::default());
-        let mut scratch = 0;
-        for (layer, Flow { enters, leaves: on }) in flow.into_iter().enumerate() {
-            if progress(Resuming {
+        let anchor = self.progress.anchor();
+        let drafted = lengths
+            .iter()
+            .zip(&anchor)
+            .map(|(length, anchor)| length - anchor);
+        let whole = self.affordable(&lengths, &lengths, drafted.max().unwrap_or(0))?;
+        let hot = self.plan.hot();
+        let oldest = lengths.iter().map(|length| length.saturating_sub(hot));
+        let missing = |layer: usize| match self.shape.slides(layer) {
+            true => self.emptied,
+            false => self.lacks(layer),
+        };
+        // Beside the cache itself, so that it is as it was where this breaks off.
+        let mut resumed = self.clone();
+        if self.emptied {
+            resumed.layers.iter_mut().for_each(|rows| {
+                rows.slide(&anchor);
+            });
+        }
+        resumed.turn = Turn {
+            carried: self.dropped.clone(),
+            oldest: oldest.collect(),
+            flow: self.plan.flow(missing),
+            whole,
+        };
+        (resumed.scratch_peak, resumed.sliding_peak) = (0, 0);
+        for layer in 0..layers {
+            let done = Resuming {
                 done: layer,
                 layers,
-            })
-            .is_break()
-            {
+            };
+            if progress(done).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            let replay = at(LayerIndex::new(layer));
-            let slides = self.shape.slides(layer);
-            let kept = !(self.plan.rebuilds(layer) || slides && self.emptied);
-            if !enters {
-                rebuilt.push(self.layers[layer].clone());
-                continue;
+            if resumed.turn.flow[layer].enters {
+                resumed.answer(layer, None, &at(LayerIndex::new(layer)))?;
             }
-            match self.plan.old(layer) {
-                Old::Residual => prefix = self.residuals[layer].prefix(&lengths),
-                _ if layer == 0 => prefix = Prefix::embed(&self.tokens, &lengths, &replay)?,
-                _ => {}
-            }
-            let mut store = match kept {
-                true => self.layers[layer].clone(),
-                false => self.layers[layer].emptied(),
-            };
-            if slides {
-                if !kept {
-                    store.slide(&anchor);
-                }
-                let refilled = (!kept).then_some(&mut store);
-                let passed = self.pass(layer, &mut prefix, &lengths, &replay, on, refilled)?;
-                scratch = scratch.max(passed);
-            } else {
-                let (keys_values, beside) = match kept {
-                    true => (store.read()?, 0),
-                    false => {
-                        let (after, hot) = (&lengths, self.hot);
-                        let (read, filled) =
-                            fill(&mut store, &prefix, &lengths, hot, after, None, &replay)?;
-                        (read, filled.beside)
-                    }
-                };
-                let mut temporaries = projection_bytes(lengths.len(), &self.shape);
-                if on {
-                    let slots = keys_values.positions().width();
-                    temporaries = temporaries.max(replay.scratch(lengths.len(), CHUNK, slots));
-                    prefix.advance(&keys_values, &replay)?;
-                }
-                scratch = scratch.max(beside + prefix.bytes() + temporaries);
-            }
-            rebuilt.push(store);
         }
-        if progress(Resuming {
+        let done = Resuming {
             done: layers,
             layers,
-        })
-        .is_break()
-        {
+        };
+        if progress(done).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        self.layers = rebuilt;
-        self.emptied = false;
-        (self.scratch_peak, self.sliding_peak) = (scratch, 0);
+        resumed.replaying = Prefix::default();
+        resumed.answer_rows = Rows::by_position();
+        resumed.end_turn();
+        *self = resumed;
         Ok(ControlFlow::Continue(()))
     }
 }

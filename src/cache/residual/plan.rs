@@ -18,7 +18,8 @@ pub enum Old {
     Nothing,
 }
 
-/// What is kept of old tokens at every layer, and with it where replays start and how far they run.
+/// What is kept of old tokens at every layer, and with it where replays start and how far they run; how many
+/// tokens are not old, but hot: exact rows in every layer; and how many rows a replay takes in one call.
 ///
 /// Every choice can be replayed: token ids, 4 bytes a token, are kept wherever it takes them. A replay runs
 /// through whole blocks, from the ids or from a kept residual up to the last layer that keeps nothing; there
@@ -41,7 +42,12 @@ pub struct Plan {
     layers: Vec<Old>,
     /// Whether each layer has a window.
     slides: Vec<bool>,
+    hot: usize,
+    chunk: usize,
 }
+
+/// Rows of a replay's call unless the plan says otherwise.
+const CHUNK: usize = 64;
 
 /// Whether a replay carries old rows into a layer, and on to the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,7 +71,12 @@ impl Plan {
         let mut both = layers.iter().zip(&slides);
         match both.position(|(old, slides)| *slides && *old == Old::KeysValues) {
             Some(layer) => Err(CacheError::PlanWindow { layer }),
-            None => Ok(Self { layers, slides }),
+            None => Ok(Self {
+                layers,
+                slides,
+                hot: 0,
+                chunk: CHUNK,
+            }),
         }
     }
 
@@ -123,6 +134,33 @@ impl Plan {
         }))
     }
 
+    /// With `rows` hot rows: the newest of every layer, whose keys and values are not rebuilt. 0 before.
+    #[must_use]
+    pub const fn with_hot(mut self, rows: usize) -> Self {
+        self.hot = rows;
+        self
+    }
+
+    /// With replays in calls of `rows` rows, at least 1; 64 before. Fewer need less memory for their scores and
+    /// take longer; bits do not depend on it.
+    #[must_use]
+    pub const fn with_chunk(mut self, rows: usize) -> Self {
+        self.chunk = if rows == 0 { 1 } else { rows };
+        self
+    }
+
+    /// Hot rows.
+    #[must_use]
+    pub const fn hot(&self) -> usize {
+        self.hot
+    }
+
+    /// Rows of a call of a replay.
+    #[must_use]
+    pub const fn chunk(&self) -> usize {
+        self.chunk
+    }
+
     pub(super) fn of_floor(shape: &ModelShape, floor: Floor) -> Self {
         match floor {
             Floor::Tokens => Self::tokens(shape),
@@ -132,7 +170,10 @@ impl Plan {
 
     /// The plan, if it is one for this model.
     pub(super) fn checked(self, shape: &ModelShape) -> Result<Self, CacheError> {
-        Self::new(shape, self.layers)
+        let Self { hot, chunk, .. } = self;
+        Ok(Self::new(shape, self.layers)?
+            .with_hot(hot)
+            .with_chunk(chunk))
     }
 
     pub(super) fn has_residuals(&self) -> bool {
@@ -144,6 +185,8 @@ impl Plan {
         Self {
             layers: layers.clone().map(old).collect(),
             slides: layers.map(|layer| shape.slides(layer)).collect(),
+            hot: 0,
+            chunk: CHUNK,
         }
     }
 
@@ -176,7 +219,8 @@ impl Plan {
     /// Whether a replay starts from the token ids, be it that of rows of a window that were let go of.
     #[must_use]
     pub fn keeps_ids(&self) -> bool {
-        let first = self.flow(true).first().copied().unwrap_or_default();
+        let flow = self.flow(|layer| self.rebuilds(layer) || self.slides[layer]);
+        let first = flow.first().copied().unwrap_or_default();
         first.enters && self.layers.first() != Some(&Old::Residual)
     }
 
@@ -185,17 +229,30 @@ impl Plan {
         !self.slides[layer] && self.layers[layer] != Old::KeysValues
     }
 
-    /// Which layers a replay runs through, where rows of `windows` are rebuilt too, and where not.
-    pub(super) fn flow(&self, windows: bool) -> Vec<Flow> {
+    /// With chunks that read whole tiles of slots however many of their rows are there, so that their calls
+    /// are always of the same shapes.
+    pub(super) const fn canonical(mut self) -> Self {
+        let mut chunk = CHUNK;
+        while chunk > self.chunk {
+            chunk /= 2;
+        }
+        self.chunk = chunk;
+        self
+    }
+
+    /// The most rows that a rebuilt layer holds, unless some differed when they were rebuilt. Rows leave in whole
+    /// chunks where they are certified.
+    pub(super) const fn limit(&self, certified: bool) -> usize {
+        let more = if certified { self.chunk } else { 0 };
+        self.hot.saturating_add(more)
+    }
+
+    /// Which layers a replay runs through if rows are `missing` at these.
+    pub(super) fn flow(&self, missing: impl Fn(usize) -> bool) -> Vec<Flow> {
         let mut flow = vec![Flow::default(); self.layers.len()];
         let mut leaves = false;
         for (layer, flow) in flow.iter_mut().enumerate().rev() {
-            let enters = leaves
-                || match self.layers[layer] {
-                    Old::KeysValues => false,
-                    _ if self.slides[layer] => windows,
-                    _ => true,
-                };
+            let enters = leaves || missing(layer);
             *flow = Flow { enters, leaves };
             // What a layer keeps need not be brought to it.
             leaves = enters && self.layers[layer] != Old::Residual;
@@ -253,7 +310,8 @@ mod tests {
             (true, false) => 'p',
             (true, true) => 'b',
         };
-        plan.flow(windows).into_iter().map(sign).collect()
+        let missing = |layer| plan.rebuilds(layer) || windows && plan.slides[layer];
+        plan.flow(missing).into_iter().map(sign).collect()
     }
 
     #[test]

@@ -14,9 +14,6 @@ use crate::{
     positions::Positions,
 };
 
-/// Positions a chunk covers.
-pub(super) const CHUNK: usize = 64;
-
 /// The rows that are rebuilt in a step: for each chunk its positions, pads beyond the last old row,
 /// and the residual stream entering the layer that is due.
 #[derive(Debug, Clone, Default)]
@@ -27,11 +24,12 @@ impl Prefix {
     pub(super) fn embed(
         tokens: &TokenIds,
         old: &[usize],
+        chunk: usize,
         replay: &dyn Replay,
     ) -> Result<Self, CacheError> {
-        chunks(old)
+        chunks(old, chunk)
             .map(|(from, positions)| {
-                let ids = tokens.range(from, from + CHUNK).padded(CHUNK, 0);
+                let ids = tokens.range(from, from + chunk).padded(chunk, 0);
                 Ok((positions, replay.embed(&ids)?))
             })
             .collect::<Result<_, _>>()
@@ -42,10 +40,10 @@ impl Prefix {
     pub(super) fn project(
         &self,
         replay: &dyn Replay,
-        mut take: impl FnMut(&Projection, &Positions),
+        mut take: impl FnMut(&Projection, &Positions) -> Result<(), CacheError>,
     ) -> Result<(), CacheError> {
         for (positions, residual) in &self.0 {
-            take(&replay.project(residual.clone(), positions)?, positions);
+            take(&replay.project(residual.clone(), positions)?, positions)?;
         }
         Ok(())
     }
@@ -74,8 +72,10 @@ impl Prefix {
         mut take: impl FnMut(&Projection, &Positions),
     ) -> Result<usize, CacheError> {
         let mut most = 0;
-        for (chunk, (positions, residual)) in self.0.iter_mut().enumerate() {
-            let before: Vec<usize> = old.iter().map(|&n| n.min(chunk * CHUNK)).collect();
+        let mut from = 0;
+        for (positions, residual) in &mut self.0 {
+            let before: Vec<usize> = old.iter().map(|&n| n.min(from)).collect();
+            from += positions.width();
             let moved = reach.slide(&before);
             let rows = replay.project(residual.clone(), positions)?;
             let grown = reach.append(&rows, positions);
@@ -95,10 +95,21 @@ impl Prefix {
 }
 
 /// The residual rows of one layer, kept from the moment they came in, in the same chunks.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Residuals(Vec<Tensor<3>>);
+#[derive(Debug, Clone)]
+pub(super) struct Residuals {
+    chunk: usize,
+    stored: Vec<Tensor<3>>,
+}
 
 impl Residuals {
+    /// None yet; chunks will be of `chunk` rows.
+    pub(super) const fn new(chunk: usize) -> Self {
+        Self {
+            chunk,
+            stored: Vec::new(),
+        }
+    }
+
     /// Stores every row of `residual` that has a position, in place.
     pub(super) fn append(&mut self, residual: &Tensor<3>, positions: &Positions) {
         let [batch, _, hidden] = residual.dims();
@@ -111,22 +122,23 @@ impl Residuals {
                 .get(from)
                 .filter(|&&position| position != Positions::EMPTY)
             {
-                let (chunk, at) = (position / CHUNK, position % CHUNK);
+                let (chunk, at) = (position / self.chunk, position % self.chunk);
                 let count = slots[from..]
                     .iter()
-                    .take(CHUNK - at)
+                    .take(self.chunk - at)
                     .filter(|&&p| p != Positions::EMPTY)
                     .count();
                 let options = (&residual.device(), residual.dtype());
-                while self.0.len() <= chunk {
-                    self.0.push(zeros([batch, CHUNK, hidden], options));
+                while self.stored.len() <= chunk {
+                    self.stored
+                        .push(zeros([batch, self.chunk, hidden], options));
                 }
                 let part = residual
                     .clone()
                     .slice_dim(0, rows.clone())
                     .slice_dim(1, from..from + count);
                 let ranges = [rows.clone(), at..at + count, 0..hidden];
-                self.0[chunk].inplace(|stored| stored.slice_assign(ranges, part));
+                self.stored[chunk].inplace(|stored| stored.slice_assign(ranges, part));
                 from += count;
             }
         }
@@ -135,14 +147,14 @@ impl Residuals {
     /// The first `old[row]` rows.
     pub(super) fn prefix(&self, old: &[usize]) -> Prefix {
         Prefix(
-            chunks(old)
-                .map(|(from, positions)| (positions, self.0[from / CHUNK].clone()))
+            chunks(old, self.chunk)
+                .map(|(from, positions)| (positions, self.stored[from / self.chunk].clone()))
                 .collect(),
         )
     }
 
     pub(super) fn select_rows(&mut self, rows: &[usize]) {
-        for chunk in &mut self.0 {
+        for chunk in &mut self.stored {
             let index = index(rows, &chunk.device());
             chunk.inplace(|stored| stored.select(0, index));
         }
@@ -150,7 +162,7 @@ impl Residuals {
 
     /// Adds the chunks of a layer to a state.
     pub(super) fn write(&self, layer: usize, state: &mut State) {
-        for (chunk, rows) in self.0.iter().enumerate() {
+        for (chunk, rows) in self.stored.iter().enumerate() {
             let rows = rows.clone().unsqueeze();
             state.insert(name(layer, chunk), Entry::Tensor(rows));
         }
@@ -158,37 +170,41 @@ impl Residuals {
 
     /// The chunks that tokens of these lengths have in a layer.
     pub(super) fn restored(
+        &self,
         layer: usize,
         lengths: &[usize],
         shape: &ModelShape,
         state: &State,
     ) -> Result<Self, CacheError> {
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let dims = [1, lengths.len(), CHUNK, shape.hidden];
+        let dims = [1, lengths.len(), self.chunk, shape.hidden];
         let chunk = |chunk| {
             let rows = state.tensor(&name(layer, chunk), dims, shape.dtype)?;
-            Ok(rows.reshape([lengths.len(), CHUNK, shape.hidden]))
+            Ok(rows.reshape([lengths.len(), self.chunk, shape.hidden]))
         };
-        let chunks = (0..longest.div_ceil(CHUNK)).map(chunk);
-        chunks.collect::<Result<_, CacheError>>().map(Self)
+        let stored = (0..longest.div_ceil(self.chunk)).map(chunk);
+        Ok(Self {
+            chunk: self.chunk,
+            stored: stored.collect::<Result<_, CacheError>>()?,
+        })
     }
 
     /// Lets go of the chunks that hold nothing below `to`.
     pub(super) fn truncate(&mut self, to: usize) {
-        self.0.truncate(to.div_ceil(CHUNK));
+        self.stored.truncate(to.div_ceil(self.chunk));
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.0.iter().map(bytes).sum()
+        self.stored.iter().map(bytes).sum()
     }
 }
 
 /// Where each chunk of the first `old[row]` rows starts, and its positions.
-fn chunks(old: &[usize]) -> impl Iterator<Item = (usize, Positions)> {
+fn chunks(old: &[usize], chunk: usize) -> impl Iterator<Item = (usize, Positions)> {
     let longest = old.iter().copied().max().unwrap_or(0);
-    (0..longest).step_by(CHUNK).map(|from| {
+    (0..longest).step_by(chunk).map(move |from| {
         let row = |&old: &usize| -> Vec<usize> {
-            (from..from + CHUNK)
+            (from..from + chunk)
                 .map(|p| if p < old { p } else { Positions::EMPTY })
                 .collect()
         };
@@ -202,12 +218,6 @@ fn chunks(old: &[usize]) -> impl Iterator<Item = (usize, Positions)> {
 /// The entry of a state for a layer and chunk.
 fn name(layer: usize, chunk: usize) -> String {
     format!("layer.{layer}.residuals.{chunk}")
-}
-
-/// Bytes of temporaries while a chunk is projected: its normed rows, keys and values side by side, and
-/// apart.
-pub(super) fn projection_bytes(batch: usize, shape: &ModelShape) -> usize {
-    batch * CHUNK * (shape.hidden + 4 * shape.kv_width()) * shape.dtype.size()
 }
 
 fn bytes(residual: &Tensor<3>) -> usize {

@@ -1,13 +1,8 @@
 //! What a [`ResidualCheckpoint`] answers at a layer, old rows rebuilt and carried on.
 
-use super::{
-    Old, ResidualCheckpoint,
-    plan::Flow,
-    prefix::{CHUNK, Prefix, projection_bytes},
-};
+use super::{Old, ResidualCheckpoint, fill::Filling, plan::Flow, prefix::Prefix};
 use crate::{
-    cache::{CacheError, KeysValues, Projection, Replay, Span, rows::Rows},
-    exact::PIECE,
+    cache::{CacheError, KeysValues, Projection, Replay, rows::Rows},
     positions::{Positions, visible},
 };
 
@@ -15,177 +10,170 @@ use crate::{
 type Placed<'a> = Option<(&'a Projection, &'a Positions)>;
 
 impl ResidualCheckpoint {
-    /// The old rows as they enter `layer`.
-    fn prefix(&mut self, layer: usize, span: &Span<'_>) -> Result<Prefix, CacheError> {
+    /// All rows of a layer, the `new` ones among them; old rows on their way through the layers are taken on.
+    pub(super) fn answer(
+        &mut self,
+        layer: usize,
+        new: Placed<'_>,
+        replay: &dyn Replay,
+    ) -> Result<KeysValues, CacheError> {
+        let drops = !self.turn.whole[layer] && self.turn.oldest.iter().any(|&rows| rows > 0);
+        if self.shape.slides(layer) {
+            self.slide(layer, new, replay)
+        } else if self.plan.rebuilds(layer) && (drops || self.lacks(layer)) {
+            self.rebuild(layer, new, replay)
+        } else {
+            self.keep(layer, new, replay)
+        }
+    }
+
+    /// The old rows as they enter `layer`; none where they do not.
+    fn prefix(&mut self, layer: usize, replay: &dyn Replay) -> Result<Prefix, CacheError> {
+        let (carried, chunk) = (&self.turn.carried, self.plan.chunk());
+        if !self.turn.flow[layer].enters {
+            return Ok(Prefix::default());
+        }
         match self.plan.old(layer) {
-            Old::Residual => Ok(self.residuals[layer].prefix(&self.old)),
-            _ if layer == 0 => Prefix::embed(&self.tokens, &self.old, span.replay),
+            Old::Residual => Ok(self.residuals[layer].prefix(carried)),
+            _ if layer == 0 => Prefix::embed(&self.tokens, carried, chunk, replay),
             _ => Ok(std::mem::take(&mut self.replaying)),
         }
     }
 
-    /// All rows of a layer whose keys and values are kept; on the way a replay passes through it.
-    pub(super) fn keep(&mut self, layer: usize, span: &Span<'_>) -> Result<KeysValues, CacheError> {
-        let moved = self.layers[layer].append(span.projection, span.positions);
-        self.scratch_peak = self.scratch_peak.max(moved);
-        let keys_values = self.layers[layer].read()?;
-        if self.flow[layer].enters {
-            let mut prefix = self.prefix(layer, span)?;
-            let slots = keys_values.positions().width();
-            let block = span.replay.scratch(self.old.len(), CHUNK, slots);
-            prefix.advance(&keys_values, span.replay)?;
-            self.scratch_peak = self.scratch_peak.max(prefix.bytes() + block);
-            self.replaying = prefix;
+    /// All rows of a layer that holds them.
+    fn keep(
+        &mut self,
+        layer: usize,
+        new: Placed<'_>,
+        replay: &dyn Replay,
+    ) -> Result<KeysValues, CacheError> {
+        let prefix = self.prefix(layer, replay)?;
+        let rows = &mut self.layers[layer];
+        let moved = new.map_or(0, |(new, positions)| rows.append(new, positions));
+        let beside = rows.padded();
+        let keys_values = rows.read()?;
+        self.count(moved + beside + prefix.bytes());
+        if self.turn.flow[layer].leaves {
+            self.carry_on(prefix, &keys_values, beside, replay)?;
         }
         Ok(keys_values)
     }
 
-    /// All rows of a layer with a window; on the way a replay passes through it.
-    pub(super) fn slide(
+    /// All rows of a layer with a window.
+    fn slide(
         &mut self,
         layer: usize,
-        span: &Span<'_>,
+        new: Placed<'_>,
+        replay: &dyn Replay,
     ) -> Result<KeysValues, CacheError> {
-        let mut replayed = 0;
-        let Flow { enters, leaves: on } = self.flow[layer];
+        let Flow { enters, leaves: on } = self.turn.flow[layer];
         if enters {
-            let mut prefix = self.prefix(layer, span)?;
+            let mut prefix = self.prefix(layer, replay)?;
             let mut store = std::mem::take(&mut self.layers[layer]);
-            let old = std::mem::take(&mut self.old);
             let stored = self.emptied.then_some(&mut store);
-            let passed = self.pass(layer, &mut prefix, &old, span.replay, on, stored);
-            (self.layers[layer], self.old) = (store, old);
-            replayed = passed?;
+            let passed = self.pass(layer, &mut prefix, replay, on, stored);
+            self.layers[layer] = store;
+            self.count(passed?);
             if on {
                 self.replaying = prefix;
             }
         }
         let store = &mut self.layers[layer];
-        let moved = store.append(span.projection, span.positions);
-        self.scratch_peak = self.scratch_peak.max(moved.max(replayed));
-        store.read()
+        let moved = new.map_or(0, |(new, positions)| store.append(new, positions));
+        let keys_values = store.read();
+        self.count(moved + self.replaying.bytes());
+        keys_values
     }
 
-    /// Takes the first `old[row]` rows through a layer with a window; those that it shows go into `store`
-    /// where there is one. Answers the most bytes held meanwhile.
+    /// Takes the carried rows through a layer with a window; those that it shows go into `store` where there is
+    /// one. Answers the most bytes held meanwhile.
     pub(super) fn pass(
         &self,
         layer: usize,
         prefix: &mut Prefix,
-        old: &[usize],
         replay: &dyn Replay,
         on: bool,
         mut store: Option<&mut Rows>,
     ) -> Result<usize, CacheError> {
         let (window, anchor) = (self.shape.windows[layer], self.progress.anchor());
+        let carried = &self.turn.carried;
         // What came since then stays whatever the window shows.
         let needed = |row: usize, key| key >= anchor[row] || visible(anchor[row], key, window);
         let mut reach = Rows::new(window);
-        let held = prefix.pass(old, replay, on, &mut reach, |rows, positions| {
+        let held = prefix.pass(carried, replay, on, &mut reach, |rows, positions| {
             if let Some(store) = &mut store {
                 store.append(rows, &positions.filter(needed));
             }
         })?;
-        let block = replay.scratch(old.len(), CHUNK, reach.capacity());
-        let temporaries = projection_bytes(old.len(), &self.shape).max(block);
+        let (batch, chunk) = (carried.len(), self.plan.chunk());
+        let block = self.shape.block_scratch(batch, chunk, reach.capacity());
+        let temporaries = self.projection_bytes(batch).max(block);
         Ok(prefix.bytes() + held + temporaries)
     }
 
-    /// All rows of a layer without a window for a step that needs old ones or drops some: rebuilt,
-    /// exact, new. Then the layer's store holds the newest rows, and the replay stands before the next
-    /// layer.
-    pub(super) fn rebuild(
+    /// All rows of a layer without a window that lacks old ones or lets some go: rebuilt, exact, new. Then the
+    /// layer's store holds the newest rows, and the replay stands before the next layer.
+    fn rebuild(
         &mut self,
         layer: usize,
-        span: &Span<'_>,
-        after: &[usize],
+        new: Placed<'_>,
+        replay: &dyn Replay,
     ) -> Result<KeysValues, CacheError> {
-        let mut prefix = self.prefix(layer, span)?;
-        let new = Some((span.projection, span.positions));
-        let store = &mut self.layers[layer];
-        let (keys_values, filled) =
-            fill(store, &prefix, &self.old, self.hot, after, new, span.replay)?;
-        let batch = after.len();
-        let mut temporaries = filled.copied + projection_bytes(batch, &self.shape);
-        let mut carried = 0;
-        // What is kept is counted where it is kept.
-        if self.flow[layer].leaves || self.plan.old(layer) != Old::Residual {
-            carried = prefix.bytes();
+        let prefix = self.prefix(layer, replay)?;
+        let after = self.progress.lengths_after();
+        let none = vec![0; after.len()];
+        let filling = Filling {
+            prefix: &prefix,
+            dropped: &self.dropped,
+            oldest: match self.turn.whole[layer] {
+                true => &none,
+                false => &self.turn.oldest,
+            },
+            after: &after,
+            new,
+            certified: self.certified.then_some(&mut self.blocks),
+        };
+        let filled = filling.fill(&mut self.layers[layer], &mut self.answer_rows, replay)?;
+        // What the plan keeps is counted there.
+        let carried = match self.plan.old(layer) {
+            Old::Residual => 0,
+            _ => prefix.bytes(),
+        };
+        let temporaries = filled.copied + self.projection_bytes(after.len());
+        self.count(carried + filled.beside + temporaries);
+        if self.turn.flow[layer].leaves {
+            self.carry_on(prefix, &filled.keys_values, filled.beside, replay)?;
         }
-        if self.flow[layer].leaves {
-            let slots = keys_values.positions().width();
-            temporaries = temporaries.max(span.replay.scratch(batch, CHUNK, slots));
-            prefix.advance(&keys_values, span.replay)?;
-            self.replaying = prefix;
-        }
-        self.scratch_peak = self.scratch_peak.max(filled.beside + carried + temporaries);
-        Ok(keys_values)
+        Ok(filled.keys_values)
     }
-}
 
-/// What filling a store held beside it.
-pub(super) struct Filled {
-    /// Bytes of rows that were copied to be moved.
-    copied: usize,
-    /// Bytes of the answer, where that is not the store itself.
-    pub(super) beside: usize,
-}
+    /// Takes carried rows through a block, so that they enter the next layer; `beside` is what is held beside
+    /// them.
+    fn carry_on(
+        &mut self,
+        mut prefix: Prefix,
+        keys_values: &KeysValues,
+        beside: usize,
+        replay: &dyn Replay,
+    ) -> Result<(), CacheError> {
+        let slots = keys_values.positions().width();
+        let (batch, chunk) = (self.turn.carried.len(), self.plan.chunk());
+        prefix.advance(keys_values, replay)?;
+        self.count(prefix.bytes() + beside + self.shape.block_scratch(batch, chunk, slots));
+        self.replaying = prefix;
+        Ok(())
+    }
 
-/// All rows of a layer of which every batch row has `after[row]`: the first `old[row]` rebuilt from
-/// `prefix`, those of `store`, and the `new` ones. `store` then holds the newest `hot`.
-pub(super) fn fill(
-    store: &mut Rows,
-    prefix: &Prefix,
-    old: &[usize],
-    hot: usize,
-    after: &[usize],
-    new: Placed<'_>,
-    replay: &dyn Replay,
-) -> Result<(KeysValues, Filled), CacheError> {
-    let slots = after.iter().copied().max().unwrap_or(0);
-    let slots = slots.next_multiple_of(PIECE);
-    let oldest: Vec<usize> = after.iter().map(|n| n.saturating_sub(hot)).collect();
-    let stays = |row: usize, position: usize| position >= oldest[row];
-    let (copied, _) = store.bytes();
-    let held = store.ordered();
-    // After a truncation the store is short of rows, and rebuilt ones fill it up again: all of it
-    // is then stored anew in rising order, because a store that holds every row is read as it is.
-    let refill = old.iter().zip(&oldest).any(|(old, oldest)| old > oldest);
-    if refill {
-        *store = store.emptied();
+    /// Takes note of what is held on top of the rest now, beside the buffers that are shared by all layers.
+    fn count(&mut self, bytes: usize) {
+        let (used, free) = self.answer_rows.bytes();
+        self.scratch_peak = self.scratch_peak.max(bytes + used + free);
     }
-    store.retain(stays);
-    // Where nothing is dropped the store is all there is to read.
-    let mut all = oldest.iter().any(|&oldest| oldest > 0).then(Rows::default);
-    prefix.project(replay, |rows, positions| {
-        match &mut all {
-            Some(all) => {
-                all.reserve(slots, rows);
-                all.append(rows, positions);
-            }
-            None => store.reserve(slots, rows),
-        }
-        store.append(rows, &positions.filter(stays));
-    })?;
-    let held = held.as_ref().map(|(rows, positions)| (rows, positions));
-    for (is_new, (rows, positions)) in [(false, held), (true, new)]
-        .into_iter()
-        .filter_map(|(is_new, rows)| Some((is_new, rows?)))
-    {
-        if let Some(all) = &mut all {
-            all.reserve(slots, rows);
-            all.append(rows, positions);
-        }
-        if is_new || refill {
-            store.append(rows, &positions.filter(stays));
-        }
+
+    /// Bytes of temporaries while a chunk is projected: its normed rows, keys and values side by side, and
+    /// apart.
+    pub(super) fn projection_bytes(&self, batch: usize) -> usize {
+        let row = (self.shape.hidden + 4 * self.shape.kv_width()) * self.shape.dtype.size();
+        batch * self.plan.chunk() * row
     }
-    let (keys_values, beside) = match &all {
-        Some(all) => {
-            let (used, free) = all.bytes();
-            (all.read()?, used + free)
-        }
-        None => (store.read()?, store.padded()),
-    };
-    Ok((keys_values, Filled { copied, beside }))
 }

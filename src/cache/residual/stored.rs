@@ -1,6 +1,6 @@
 //! A [`ResidualCheckpoint`] as a state, and back.
 
-use super::{Old, ResidualCheckpoint, prefix::Residuals};
+use super::{Old, ResidualCheckpoint};
 use crate::cache::{CacheError, Entry, State, progress::Progress, state::wrong};
 
 impl ResidualCheckpoint {
@@ -22,21 +22,30 @@ impl ResidualCheckpoint {
 
     /// A state of this kind without entries.
     fn kind(&self) -> State {
-        let rows = match self.hot {
+        let rows = match self.plan.hot() {
             usize::MAX => "all rows".into(),
             hot => format!("{hot} rows"),
         };
-        State::new(
-            "residual",
-            &format!("{rows} above {}", self.plan),
-            &self.shape,
-        )
+        let mut options = format!("{rows} above {}", self.plan);
+        if self.plan.has_residuals() {
+            options += &format!("; chunks of {}", self.plan.chunk());
+        }
+        if let Some(budget) = self.budget {
+            options += &format!("; {budget} bytes");
+        }
+        State::new("residual", &options, &self.shape)
     }
 
     /// A cache like this one with what a state holds.
     pub(super) fn restored(&self, state: &State) -> Result<Self, CacheError> {
         state.check(&self.kind())?;
-        let mut cache = Self::empty(&self.shape, &self.device, self.hot, self.plan.clone());
+        let mut cache = Self::empty(
+            &self.shape,
+            &self.device,
+            self.plan.clone(),
+            self.budget,
+            self.certified,
+        );
         let lengths = state.lengths()?;
         cache.emptied = match state.integers("emptied")? {
             [0] => false,
@@ -74,23 +83,27 @@ impl ResidualCheckpoint {
             }
             cache.layers[layer] = rows;
             if self.plan.old(layer) == Old::Residual {
-                cache.residuals[layer] = Residuals::restored(layer, &lengths, &self.shape, state)?;
+                let residuals = &self.residuals[layer];
+                cache.residuals[layer] = residuals.restored(layer, &lengths, &self.shape, state)?;
             }
         }
-        let limited = (0..self.shape.layers()).filter(|&layer| self.plan.rebuilds(layer));
-        let held = |layer: usize| {
-            let rows = &cache.layers[layer];
-            (0..lengths.len())
-                .map(|row| rows.used(row))
-                .collect::<Vec<_>>()
-        };
-        let mut held = limited.map(held);
-        if let Some(first) = held.next()
-            && held.any(|other| other != first)
-        {
-            return Err(wrong("slots", "the layers do not hold the same rows"));
+        cache.dropped = vec![0; lengths.len()];
+        let mut lacking: Option<Vec<usize>> = None;
+        for layer in (0..self.shape.layers()).filter(|&layer| self.plan.rebuilds(layer)) {
+            let rows = lengths.iter().enumerate();
+            let missing: Vec<usize> = rows
+                .map(|(row, length)| length - cache.layers[layer].used(row))
+                .collect();
+            if self.budget.is_some() && missing.iter().all(|&rows| rows == 0) {
+                cache.whole[layer] = true;
+            } else if *lacking.get_or_insert_with(|| missing.clone()) != missing {
+                return Err(wrong("slots", "the layers do not hold the same rows"));
+            }
         }
-        drop(held);
+        cache.dropped = lacking.unwrap_or(cache.dropped);
+        if cache.emptied {
+            cache.dropped.clone_from(&lengths);
+        }
         cache.progress = Progress::at(lengths);
         Ok(cache)
     }

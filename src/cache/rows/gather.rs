@@ -1,5 +1,7 @@
 //! Rows copied out of their slots, and moved to give memory back.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{Rows, parts};
@@ -10,17 +12,31 @@ use crate::{
 };
 
 impl Rows {
-    /// A copy of the rows held, in rising order of their positions.
-    pub(crate) fn ordered(&self) -> Option<(Projection, Positions)> {
-        let (keys, values) = self.buffers.as_ref()?;
-        let kept: Vec<Vec<usize>> = self.slots.iter().map(Slots::kept).collect();
-        let positions = self.positions(&kept);
-        if positions.width() == 0 {
-            return None;
+    /// Adds copies of the rows held whose position `keep(row, position)` accepts to `other`, in rising order of
+    /// their positions. What `other` grows by is not told: reserve before.
+    pub(crate) fn copy_into(&self, other: &mut Self, keep: impl Fn(usize, usize) -> bool) {
+        let Some((keys, values)) = &self.buffers else {
+            return;
+        };
+        other.resize(self.slots.len());
+        let lists = self.slots.iter().enumerate();
+        let runs: Vec<Vec<Range<usize>>> = lists
+            .map(|(row, slots)| slots.runs(|position| keep(row, position)))
+            .collect();
+        for (rows, heads, list) in parts(&runs, self.lists(), keys.dims()[1]) {
+            for run in &runs[list] {
+                let part = |tensor: &Tensor<4>, dim| {
+                    let part = tensor.clone().slice([rows.clone(), heads.clone()]);
+                    part.slice_dim(dim, run.clone())
+                };
+                let held = Projection::new(part(keys, 3).swap_dims(2, 3), part(values, 2));
+                let positions: Vec<&[usize]> = rows
+                    .clone()
+                    .map(|row| &self.slots[row].as_ref()[run.clone()])
+                    .collect();
+                other.append_from(rows.start, &held, &Positions::from_rows(&positions));
+            }
         }
-        let order: Vec<Vec<usize>> = self.slots.iter().map(Slots::rising).collect();
-        let (keys, values) = select(keys, values, &order, self.lists(), positions.width());
-        Some((Projection::new(keys.swap_dims(2, 3), values), positions))
     }
 
     /// Gives back the pieces that the rows held and one more token do not need. A list whose slots reach
