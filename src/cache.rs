@@ -37,7 +37,9 @@ pub use self::{
     group::Group,
     h2o::{H2o, H2oConfig},
     replay::Replay,
-    residual::{Floor, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming},
+    residual::{
+        ChunkSpeed, Floor, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming, Speeds,
+    },
     shape::ModelShape,
     snap_kv::{Pooling, SnapKv, SnapKvConfig},
     span::{Kept, KeysValues, Projection, Span},

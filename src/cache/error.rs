@@ -212,6 +212,14 @@ pub enum CacheError {
         /// Bytes of one token's keys and values in all layers.
         keys_values: usize,
     },
+    /// A text that tells no speeds.
+    #[error(
+        "{text:?} tells no speeds: it must be like \"read 9e9; 64 rows: projection 5e10, block 6e10, attention 2e10\""
+    )]
+    Speeds {
+        /// The text.
+        text: String,
+    },
     /// A step that would not fit the budget of bytes. One with fewer tokens may.
     #[error(
         "the step needs {needed} bytes, the budget is {budget}{}",

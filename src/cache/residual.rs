@@ -10,6 +10,7 @@ mod park;
 mod plan;
 mod prefix;
 mod rebuild;
+mod speeds;
 mod stored;
 mod turn;
 
@@ -24,6 +25,7 @@ pub use self::{
     config::{Floor, ResidualConfig},
     park::Resuming,
     plan::{Old, Plan},
+    speeds::{ChunkSpeed, Speeds},
 };
 use crate::{
     cache::{

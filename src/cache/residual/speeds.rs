@@ -1,0 +1,294 @@
+//! How fast a device runs a model's replays: measured, kept as text, given to the planner.
+
+use std::{fmt, str::FromStr, time::Instant};
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::{
+    cache::{CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay, rows::Rows},
+    exact::{PIECE, in_pool},
+    positions::Positions,
+};
+
+/// How fast a device computes and reads for one model: what prices are turned into seconds by.
+///
+/// [`measure`](Self::measure) runs blocks of the model for a second or so. The text that `Display` writes can be
+/// stored and parsed, so that it is measured once for a model and machine.
+///
+/// ```
+/// use kv_direct::cache::Speeds;
+///
+/// let stored = "read 9.1e9; 64 rows: projection 5e10, block 6e10, attention 2e10";
+/// let speeds: Speeds = stored.parse()?;
+/// assert_eq!(speeds.chunks[0].rows, 64);
+/// assert_eq!(speeds.to_string().parse::<Speeds>()?, speeds);
+/// # Ok::<(), kv_direct::cache::CacheError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Speeds {
+    /// Bytes a second at which a step of one token reads weights, keys and values.
+    pub read: f64,
+    /// Replays in calls of this many rows and of others, fewest rows first.
+    pub chunks: Vec<ChunkSpeed>,
+}
+
+/// How fast replays run that take so many rows in a call, in floating point operations a second (a
+/// multiplication and an addition are two).
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct ChunkSpeed {
+    /// Rows of a call.
+    pub rows: usize,
+    /// Of the projection to keys and values, its norm and rotation included.
+    pub projection: f64,
+    /// Of a block's other matrices, everything between them included.
+    pub block: f64,
+    /// Of attention over the slots that are read.
+    pub attention: f64,
+}
+
+/// Rows of a call that are tried.
+const ROWS: [usize; 5] = [16, 32, 64, 128, 256];
+/// The most tokens that attention is measured with.
+const LONGEST: usize = 2048;
+/// Times each call is measured; the median counts.
+const TIMES: usize = 5;
+
+impl Speeds {
+    /// Measures blocks of a model for contexts of `context` tokens, the model at a layer given by `at`. Other work
+    /// on the machine shows in the result.
+    ///
+    /// # Errors
+    /// Whatever the blocks run into.
+    ///
+    /// # Cost
+    /// Fifteen calls of a block for each of five numbers of rows, 16 to 256: about a second for SmolLM2-135M on two
+    /// cores.
+    ///
+    /// ```
+    /// # #[cfg(feature = "model")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use kv_direct::cache::Speeds;
+    /// # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
+    /// # let device = Device::flex();
+    /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
+    /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+    /// # })?;
+    ///
+    /// let speeds = Speeds::measure(&decoder.shape(), &device, 1024, |layer| decoder.at(layer))?;
+    /// assert!(speeds.read > 0.0 && speeds.chunks.len() == 5);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "model"))]
+    /// # fn main() {}
+    /// ```
+    pub fn measure<R>(
+        shape: &ModelShape,
+        device: &Device,
+        context: usize,
+        at: impl Fn(LayerIndex) -> R + Send + Sync,
+    ) -> Result<Self, CacheError>
+    where
+        R: Replay,
+    {
+        shape.validate()?;
+        // A layer that shows all keys, where there is one: its attention grows with the context.
+        let layer = shape.windows.iter().position(Option::is_none).unwrap_or(0);
+        let block = |rows: usize| {
+            in_pool(device, rows, || {
+                let at = at(LayerIndex::new(layer));
+                Block::new(shape, device, &at, rows).and_then(|block| block.measure(context))
+            })
+        };
+        let one = block(1)?;
+        let chunks = ROWS.into_iter().map(|rows| {
+            let Times {
+                projected,
+                short,
+                long,
+            } = block(rows)?;
+            let products = |weights: usize| 2.0 * (rows * weights) as f64;
+            let attended = |slots: usize| (rows * attention_flops(shape, slots)) as f64;
+            let (from, to) = spans(context, rows);
+            let rest = products(shape.block_weights() - shape.projection_weights());
+            // Where the context is too short to tell them apart all of it counts alike.
+            let attention = match to > from && long > short {
+                true => (attended(to) - attended(from)) / (long - short),
+                false => (rest + attended(from)) / short,
+            };
+            let block = short - attended(from) / attention;
+            Ok(ChunkSpeed {
+                rows,
+                projection: products(shape.projection_weights()) / projected,
+                block: rest / block.max(short / 10.0),
+                attention,
+            })
+        });
+        let element = shape.dtype.size();
+        let read = element * (shape.block_weights() + 2 * shape.kv_width() * spans(context, 1).0);
+        Ok(Self {
+            read: read as f64 / (one.projected + one.short),
+            chunks: chunks.collect::<Result<_, CacheError>>()?,
+        })
+    }
+}
+
+/// Operations of attention for one query over so many slots.
+pub(super) const fn attention_flops(shape: &ModelShape, slots: usize) -> usize {
+    4 * shape.kernels.heads * shape.kernels.head_dim * slots
+}
+
+/// The two numbers of tokens that attention is measured with, for calls of `rows` rows.
+fn spans(context: usize, rows: usize) -> (usize, usize) {
+    let short = context.min(PIECE).max(rows);
+    (short, (context.min(LONGEST) / PIECE * PIECE).max(short))
+}
+
+/// Seconds of a call.
+struct Times {
+    projected: f64,
+    short: f64,
+    long: f64,
+}
+
+/// A block with rows to run through it.
+struct Block<'a, R> {
+    shape: &'a ModelShape,
+    at: &'a R,
+    rows: usize,
+    residual: Tensor<3>,
+}
+
+impl<'a, R: Replay> Block<'a, R> {
+    fn new(
+        shape: &'a ModelShape,
+        device: &Device,
+        at: &'a R,
+        rows: usize,
+    ) -> Result<Self, CacheError> {
+        let numbers = (0..rows * shape.hidden).map(|i| (i % 23) as f32 / 23.0 - 0.5);
+        let data = TensorData::new(numbers.collect::<Vec<_>>(), [1, rows, shape.hidden]);
+        Ok(Self {
+            shape,
+            at,
+            rows,
+            residual: Tensor::from_data(data, (device, shape.dtype)),
+        })
+    }
+
+    fn measure(&self, context: usize) -> Result<Times, CacheError> {
+        let (short, long) = spans(context, self.rows);
+        let positions = |end: usize| Positions::contiguous(&[end - self.rows], &[self.rows]);
+        let first = positions(self.rows);
+        let projected = median(|| {
+            let rows = self.at.project(self.residual.clone(), &first)?;
+            rows.values.into_data();
+            Ok(())
+        })?;
+        let forward = |tokens: usize| {
+            let (keys_values, queries) = (self.keys_values(tokens)?, positions(tokens));
+            median(|| {
+                let rows = self
+                    .at
+                    .forward(self.residual.clone(), &queries, &keys_values)?;
+                rows.into_data();
+                Ok(())
+            })
+        };
+        Ok(Times {
+            projected,
+            short: forward(short)?,
+            long: forward(long)?,
+        })
+    }
+
+    /// Rows like these over and over, as a layer stores them.
+    fn keys_values(&self, tokens: usize) -> Result<KeysValues, CacheError> {
+        let first = Positions::contiguous(&[0], &[self.rows]);
+        let Projection { keys, values } = self.at.project(self.residual.clone(), &first)?;
+        let times = tokens.div_ceil(self.rows);
+        let repeat = |rows: Tensor<4>| rows.repeat_dim(2, times).slice_dim(2, 0..tokens);
+        let mut rows = Rows::by_position();
+        let all = Projection::new(repeat(keys), repeat(values));
+        debug_assert_eq!(all.keys.dims()[1], self.shape.kernels.kv_heads);
+        rows.append(&all, &Positions::contiguous(&[0], &[tokens]));
+        rows.read()
+    }
+}
+
+/// The median of several times that `work` takes, after one that does not count.
+fn median(mut work: impl FnMut() -> Result<(), CacheError>) -> Result<f64, CacheError> {
+    work()?;
+    let mut times = Vec::with_capacity(TIMES);
+    for _ in 0..TIMES {
+        let start = Instant::now();
+        work()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(times[TIMES / 2].max(f64::MIN_POSITIVE))
+}
+
+impl fmt::Display for Speeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "read {:e}", self.read)?;
+        for ChunkSpeed {
+            rows,
+            projection,
+            block,
+            attention,
+        } in &self.chunks
+        {
+            write!(
+                f,
+                "; {rows} rows: projection {projection:e}, block {block:e}, attention {attention:e}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Speeds {
+    type Err = CacheError;
+
+    fn from_str(text: &str) -> Result<Self, CacheError> {
+        let wrong = || CacheError::Speeds { text: text.into() };
+        let rate = |text: &str, name: &str| {
+            let number = text
+                .trim()
+                .strip_prefix(name)
+                .and_then(|n| n.trim().parse().ok());
+            number
+                .filter(|rate: &f64| rate.is_finite() && *rate > 0.0)
+                .ok_or_else(wrong)
+        };
+        let mut parts = text.split(';');
+        let read = rate(parts.next().unwrap_or_default(), "read")?;
+        let chunk = |part: &str| {
+            let (rows, rates) = part.split_once("rows:").ok_or_else(wrong)?;
+            let rows = rows
+                .trim()
+                .parse()
+                .ok()
+                .filter(|&rows| rows > 0)
+                .ok_or_else(wrong)?;
+            let rates: Vec<&str> = rates.split(',').collect();
+            let [projection, block, attention] = rates[..] else {
+                return Err(wrong());
+            };
+            Ok(ChunkSpeed {
+                rows,
+                projection: rate(projection, "projection")?,
+                block: rate(block, "block")?,
+                attention: rate(attention, "attention")?,
+            })
+        };
+        let mut chunks: Vec<ChunkSpeed> = parts.map(chunk).collect::<Result<_, _>>()?;
+        if chunks.is_empty() {
+            return Err(wrong());
+        }
+        chunks.sort_unstable_by_key(|chunk| chunk.rows);
+        Ok(Self { read, chunks })
+    }
+}
