@@ -25,6 +25,10 @@ mod contract;
 mod drafts;
 #[path = "it/driver.rs"]
 mod driver;
+#[path = "it/dtypes.rs"]
+mod dtypes;
+#[path = "it/engine.rs"]
+mod engine;
 #[path = "it/exactness.rs"]
 mod exactness;
 #[path = "it/families.rs"]
