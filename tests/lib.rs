@@ -109,6 +109,8 @@ mod sliding;
 mod support;
 #[path = "it/text.rs"]
 mod text;
+#[path = "it/threads.rs"]
+mod threads;
 #[path = "it/warnings.rs"]
 mod warnings;
 #[path = "it/window_fields.rs"]
