@@ -19,6 +19,8 @@ mod by_folder;
 mod chat;
 #[path = "it/config_json.rs"]
 mod config_json;
+#[path = "it/conformance_doc.rs"]
+mod conformance_doc;
 #[path = "it/contract.rs"]
 mod contract;
 #[path = "it/drafts.rs"]
