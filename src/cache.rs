@@ -38,7 +38,8 @@ pub use self::{
     h2o::{H2o, H2oConfig},
     replay::Replay,
     residual::{
-        ChunkSpeed, Floor, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming, Speeds,
+        ChunkSpeed, Floor, Old, Plan, Planner, Price, ResidualCheckpoint, ResidualConfig, Resuming,
+        Speeds,
     },
     shape::ModelShape,
     snap_kv::{Pooling, SnapKv, SnapKvConfig},

@@ -8,7 +8,9 @@ mod fill;
 mod need;
 mod park;
 mod plan;
+mod planner;
 mod prefix;
+mod price;
 mod rebuild;
 mod speeds;
 mod stored;
@@ -25,6 +27,8 @@ pub use self::{
     config::{Floor, ResidualConfig},
     park::Resuming,
     plan::{Old, Plan},
+    planner::Planner,
+    price::Price,
     speeds::{ChunkSpeed, Speeds},
 };
 use crate::{

@@ -1,0 +1,197 @@
+//! The cheapest plan that stays inside a budget.
+
+use super::{
+    Old, Plan, Price, Speeds,
+    need::{Need, Standing, rebuilt},
+};
+use crate::cache::{CacheError, ModelShape};
+
+/// Finds the plan with the least predicted time a step for a context and a budget of bytes.
+///
+/// It looks at plans that keep everything; that replay layers from the token ids up to some layer, or from a
+/// residual kept in the middle; that keep residuals, where these are smaller, in some of the layers above; keys and
+/// values elsewhere. Layers with a window come for free. Each with replays in calls of every number of rows that was
+/// measured, and with as many hot rows as then fit.
+///
+/// A budget covers rows, ids, slack and the scratch of a step, at every length up to the context; hand it to the
+/// cache as well ([`ResidualConfig::with_budget`](super::ResidualConfig::with_budget)), which holds it and uses what
+/// shorter texts leave free.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use kv_direct::cache::{CacheError, Planner, ResidualCheckpoint, ResidualConfig, Speeds};
+/// use kv_direct::model::DecoderConfig;
+///
+/// let shape = DecoderConfig::new(1000, 64, 8, 4, 4).shape(DType::F32);
+/// // Measured before on this machine: see `Speeds::measure`.
+/// let speeds: Speeds = "read 9e9; 64 rows: projection 5e10, block 6e10, attention 2e10".parse()?;
+/// let planner = Planner::new(&shape, &speeds, 1024);
+///
+/// let budget = 4 << 20;
+/// let plan = planner.plan(budget)?;
+/// assert!(planner.price(&plan).peak() <= budget);
+/// let config = ResidualConfig::planned(plan).with_budget(budget);
+/// let cache = ResidualCheckpoint::new(&shape, &Device::flex(), config)?;
+///
+/// let refused = planner.plan(1000);
+/// assert!(matches!(refused, Err(CacheError::BudgetBytes { smallest, .. }) if smallest == planner.smallest()));
+/// # Ok::<(), CacheError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Planner<'a> {
+    shape: &'a ModelShape,
+    speeds: &'a Speeds,
+    context: usize,
+    rows: usize,
+    call: usize,
+}
+
+impl<'a> Planner<'a> {
+    /// For contexts of up to `context` tokens, the token of a step included, in one batch row.
+    #[must_use]
+    pub const fn new(shape: &'a ModelShape, speeds: &'a Speeds, context: usize) -> Self {
+        let context = if context == 0 { 1 } else { context };
+        Self {
+            shape,
+            speeds,
+            context,
+            rows: 1,
+            call: context,
+        }
+    }
+
+    /// For so many batch rows, at least 1.
+    #[must_use]
+    pub const fn with_rows(mut self, rows: usize) -> Self {
+        self.rows = if rows == 0 { 1 } else { rows };
+        self
+    }
+
+    /// For calls of at most so many tokens, at least 1; before, for prompts of the whole context in one call. Only
+    /// layers with a window hold more after a longer call.
+    #[must_use]
+    pub const fn with_calls(mut self, tokens: usize) -> Self {
+        self.call = if tokens == 0 { 1 } else { tokens };
+        self
+    }
+
+    /// The plan with the least predicted time a step at the full context, of those that stay within `budget` bytes
+    /// at every length.
+    ///
+    /// # Errors
+    /// [`BudgetBytes`](CacheError::BudgetBytes) with the smallest budget that works.
+    pub fn plan(&self, budget: usize) -> Result<Plan, CacheError> {
+        let mut best: Option<(f64, usize, Plan)> = None;
+        for plan in self.candidates() {
+            let Some(plan) = self.fitted(plan, budget) else {
+                continue;
+            };
+            let price = self.price(&plan);
+            let (seconds, peak) = (price.seconds(self.speeds), price.peak());
+            let better = best.as_ref().is_none_or(|(least, bytes, _)| {
+                seconds < *least || (seconds <= *least && peak < *bytes)
+            });
+            if better {
+                best = Some((seconds, peak, plan));
+            }
+        }
+        best.map(|(.., plan)| plan)
+            .ok_or_else(|| CacheError::BudgetBytes {
+                budget,
+                smallest: self.smallest(),
+            })
+    }
+
+    /// The smallest budget for which there is a plan.
+    #[must_use]
+    pub fn smallest(&self) -> usize {
+        let needs = self.candidates().map(|plan| self.need(&plan));
+        needs.min().unwrap_or(usize::MAX)
+    }
+
+    /// What a step of one token costs at the full context.
+    #[must_use]
+    pub fn price(&self, plan: &Plan) -> Price {
+        let context = self.context - 1;
+        plan.price_of(self.shape, Standing::steady(plan, self.rows, context))
+    }
+
+    /// The most bytes a plan holds at any length up to the context.
+    fn need(&self, plan: &Plan) -> usize {
+        // All of it grows with the length, and with the tokens of a call.
+        let last = Standing::steady(plan, self.rows, self.context - 1);
+        let call = Standing {
+            before: self.context.saturating_sub(self.call),
+            recent: self.call.min(self.context),
+            ..last
+        };
+        let peak = |standing| Need::of(self.shape, plan, standing).peak();
+        peak(last).max(peak(call))
+    }
+
+    /// With as many hot rows as fit; none where not even the plan without any does.
+    fn fitted(&self, plan: Plan, budget: usize) -> Option<Plan> {
+        let fits = |hot: usize| self.need(&plan.clone().with_hot(hot)) <= budget;
+        if !fits(0) {
+            return None;
+        }
+        if rebuilt(self.shape, &plan).next().is_none() {
+            return Some(plan);
+        }
+        let (mut low, mut high) = (0, self.context + 1);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            match fits(middle) {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Some(plan.with_hot(low))
+    }
+
+    /// Plans without hot rows, each in calls of every number of rows that was measured.
+    fn candidates(&self) -> impl Iterator<Item = Plan> + '_ {
+        let shapes = self.layers();
+        let chunks = self.speeds.chunks.iter().map(|chunk| chunk.rows);
+        chunks.flat_map(move |chunk| {
+            let plan = move |layers: &Vec<Old>| {
+                let plan = Plan::new(self.shape, layers.clone());
+                plan.ok().map(|plan| plan.with_chunk(chunk))
+            };
+            shapes.iter().filter_map(plan).collect::<Vec<_>>()
+        })
+    }
+
+    /// What may be kept at each layer.
+    fn layers(&self) -> Vec<Vec<Old>> {
+        let shape = self.shape;
+        let full: Vec<usize> = (0..shape.layers()).filter(|&l| !shape.slides(l)).collect();
+        let smaller = shape.hidden < 2 * shape.kv_width();
+        let mut all = Vec::new();
+        // Layers `start .. end` of those that show all keys are replayed, the `above` next keep residuals.
+        for start in 0..full.len().max(1) {
+            for end in start..=full.len() {
+                let from_residual = start > 0;
+                if from_residual && end < start + 2 {
+                    continue;
+                }
+                let most = if smaller { full.len() - end } else { 0 };
+                for above in 0..=most {
+                    let mut layers = vec![Old::Nothing; shape.layers()];
+                    for (index, &layer) in full.iter().enumerate() {
+                        layers[layer] = match index {
+                            _ if from_residual && index == start => Old::Residual,
+                            _ if index < start && smaller && above == most => Old::Residual,
+                            _ if index < start => Old::KeysValues,
+                            _ if index < end => Old::Nothing,
+                            _ if index < end + above => Old::Residual,
+                            _ => Old::KeysValues,
+                        };
+                    }
+                    all.push(layers);
+                }
+            }
+        }
+        all
+    }
+}
