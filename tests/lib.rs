@@ -15,6 +15,8 @@ mod attention;
 mod bad_input;
 #[path = "it/by_folder.rs"]
 mod by_folder;
+#[path = "it/certify.rs"]
+mod certify;
 #[path = "it/chat.rs"]
 mod chat;
 #[path = "it/config_json.rs"]

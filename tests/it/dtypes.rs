@@ -1,5 +1,5 @@
 //! Whole models in every dtype: where the probe passes, rebuilt rows give the bits of `FullKv`; where it
-//! fails, the constructor refuses.
+//! fails, the constructor refuses unless rows are certified before they leave.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kv_direct::{
@@ -42,6 +42,7 @@ fn found(dtype: DType, kv_heads: usize) -> (usize, Option<usize>) {
     for (hot, floor) in [(0, Floor::Tokens), (3, Floor::Residuals)] {
         let config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
         let config = config.with_conformance(conformance.clone());
+        let config = config.with_certified_eviction(false);
         match ResidualCheckpoint::new(&shape, &device, config) {
             Ok(mut ours) => rebuilt += differing(|call| engine.feed(&mut ours, call), &whole),
             Err(CacheError::NotExact(_)) => return (split, None),

@@ -228,8 +228,4 @@ impl Replay for View<'_> {
     fn rotate(&self, _: Tensor<4>, _: &Positions, _: &Positions) -> Result<Tensor<4>, CacheError> {
         unreachable!("only a cache that re-indexes asks for it")
     }
-
-    fn scratch(&self, _: usize, _: usize, _: usize) -> usize {
-        0
-    }
 }
