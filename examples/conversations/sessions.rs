@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Result, ensure};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, LayerIndex, Replay, ResidualCheckpoint, ResidualConfig},
-    exact::{PIECE, conformance::Conformance},
+    cache::{CacheBackend, Plan, ResidualCheckpoint, ResidualConfig},
+    exact::conformance::Conformance,
     pretrained::Pretrained,
     text::Tokenizer,
 };
@@ -137,7 +137,7 @@ impl<'a> Sessions<'a> {
 
     /// Parks chats, the longest silent first, until this one can grow to `tokens` tokens.
     fn make_room(&mut self, number: usize, tokens: usize) -> Result<()> {
-        let needed = self.needed(number, tokens);
+        let needed = self.needed(tokens);
         loop {
             let own = self.sessions[number].cache.memory().total();
             let held = self.resident() - own;
@@ -158,19 +158,13 @@ impl<'a> Sessions<'a> {
     }
 
     /// The most bytes a chat holds, scratch included, until it has `tokens` tokens.
-    fn needed(&self, number: usize, tokens: usize) -> usize {
-        let (decoder, shape) = (&self.model.decoder, self.model.decoder.shape());
-        let old = self.sessions[number].cache.position(0);
-        let (element, slots) = (shape.dtype.size(), tokens.next_multiple_of(PIECE));
-        // Rows in whole pieces, which position each slot holds, and ids in a list that may double.
-        let of_slot = shape.keys_values_per_token() + shape.layers() * size_of::<usize>();
-        let resting = slots * of_slot + 2 * tokens * size_of::<u32>();
-        // A layer's old buffers beside its new ones while they grow.
-        let growing = old.next_multiple_of(PIECE) * of_slot / shape.layers();
-        // The residual of every token to rebuild, and what takes 64 of them at a time through a block.
-        let block = shape.block_scratch(1, 64, slots);
-        let resuming = old.next_multiple_of(64) * shape.hidden * element + block;
-        resting + growing.max(resuming)
+    fn needed(&self, tokens: usize) -> usize {
+        let shape = self.model.decoder.shape();
+        let plan = Plan::tokens(&shape);
+        // Parked, it replays every token; then it holds all of them.
+        let parked = plan.clone().price(&shape, tokens);
+        let awake = plan.with_hot(usize::MAX).price(&shape, tokens);
+        awake.between() + awake.scratch.max(parked.scratch)
     }
 }
 

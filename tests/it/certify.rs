@@ -321,21 +321,15 @@ fn any_life_of_a_certified_cache_is_that_of_full_kv() {
                     }
                 }
                 Act::Draft(count, keep) => {
-                    (
-                        ours.checkpoint().expect("no draft"),
-                        full.checkpoint().expect("no draft"),
-                    );
+                    ours.checkpoint().expect("no draft");
+                    full.checkpoint().expect("no draft");
                     prop_assert!(both(&mut ours, &mut full, count), "act {index}");
                     if keep {
-                        (
-                            ours.accept().expect("a draft"),
-                            full.accept().expect("a draft"),
-                        );
+                        ours.accept().expect("a draft");
+                        full.accept().expect("a draft");
                     } else {
-                        (
-                            ours.restore().expect("a draft"),
-                            full.restore().expect("a draft"),
-                        );
+                        ours.restore().expect("a draft");
+                        full.restore().expect("a draft");
                     }
                 }
             }

@@ -109,6 +109,17 @@ impl<'a> Planner<'a> {
         needs.min().unwrap_or(usize::MAX)
     }
 
+    /// The budget from which on everything is kept.
+    #[must_use]
+    pub fn everything(&self) -> usize {
+        let keep = |layer| match self.shape.slides(layer) {
+            true => Old::Nothing,
+            false => Old::KeysValues,
+        };
+        let layers = (0..self.shape.layers()).map(keep).collect();
+        Plan::new(self.shape, layers).map_or(usize::MAX, |plan| self.need(&plan))
+    }
+
     /// What a step of one token costs at the full context.
     #[must_use]
     pub fn price(&self, plan: &Plan) -> Price {

@@ -1,0 +1,184 @@
+//! The cheapest plan inside a budget, and what other budgets would buy:
+//! `cargo run --release --example plan -- --model DIR --budget 64MiB --context 8192`.
+//!
+//! Prints the plan for the budget with its price, then the frontier from the smallest budget to everything kept:
+//! bytes, predicted time of a step, and the time measured.
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "common/frontier.rs"]
+mod frontier;
+
+use std::{fs, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Parser;
+use frontier::Point;
+use indicatif::{ProgressBar, ProgressStyle};
+use kv_direct::{
+    cache::{CacheBackend, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Speeds},
+    exact::conformance::Conformance,
+    model::{Decoder, Input},
+};
+
+/// Plans a cache within a budget of bytes.
+#[derive(Parser)]
+struct Args {
+    /// Folder with config.json and safetensors.
+    #[arg(long, default_value = common::BUILT_IN)]
+    model: PathBuf,
+    /// Bytes the cache may hold, the scratch of a step included: 65536, 512KiB, 64MiB, 2GiB.
+    #[arg(long, value_parser = bytes, default_value = "1MiB")]
+    budget: usize,
+    /// Tokens the cache must be able to hold.
+    #[arg(long, default_value_t = 512)]
+    context: usize,
+    /// The most tokens of a call, 0 for the whole context: layers with a window hold what a call brings.
+    #[arg(long, default_value_t = 0)]
+    calls: usize,
+    /// Points of the frontier.
+    #[arg(long, default_value_t = 9)]
+    points: usize,
+    /// Steps measured at every point; 0 measures none.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// File with the speeds of this machine; written where it does not exist.
+    #[arg(long)]
+    speeds: Option<PathBuf>,
+    /// Draws the frontier into this SVG file.
+    #[arg(long)]
+    plot: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    ensure!(args.context > 1, "a context needs two tokens or more");
+    let model = common::load(&args.model)?;
+    let decoder = &model.decoder;
+    let most = decoder.config().max_positions;
+    ensure!(
+        args.context <= most,
+        "the model has {most} positions, the context {}",
+        args.context
+    );
+    let (shape, speeds) = (decoder.shape(), speeds(&args, decoder)?);
+    println!("speeds: {speeds}\n");
+    let calls = if args.calls == 0 {
+        args.context
+    } else {
+        args.calls
+    };
+    let planner = Planner::new(&shape, &speeds, args.context).with_calls(calls);
+
+    let plan = planner.plan(args.budget)?;
+    let price = planner.price(&plan);
+    println!("budget of {} bytes: {plan}", args.budget);
+    println!(
+        "{} hot rows, replays in calls of {}",
+        plan.hot(),
+        plan.chunk()
+    );
+    println!(
+        "{price}\npredicted: {:.4} s a step\n",
+        price.seconds(&speeds)
+    );
+
+    let probe = Conformance::probe(&shape.kernels, decoder.device(), shape.dtype);
+    let full = FullKv::new(&shape);
+    let everything = measured(&args, decoder, Box::new(full), calls)?;
+    let bar = ProgressBar::new(args.points as u64).with_style(ProgressStyle::with_template(
+        "{bar:40} {pos}/{len} points, {eta} left",
+    )?);
+    let mut points = Vec::new();
+    for budget in frontier::budgets(&planner, args.points) {
+        let plan = planner.plan(budget)?;
+        let config = ResidualConfig::planned(plan.clone())
+            .with_budget(budget)
+            .with_conformance(probe.clone());
+        let cache = ResidualCheckpoint::new(&shape, decoder.device(), config)?;
+        points.push(Point {
+            budget,
+            price: planner.price(&plan),
+            predicted: planner.price(&plan).seconds(&speeds),
+            measured: measured(&args, decoder, Box::new(cache), calls)?,
+            plan,
+        });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    print!("{}", frontier::table(&points, everything));
+    if let Some(path) = &args.plot {
+        let name = args
+            .model
+            .file_name()
+            .map_or_else(String::new, |n| n.to_string_lossy().into());
+        let title = format!("{name}: a step at {} tokens", args.context);
+        frontier::draw(path, &title, &points)?;
+    }
+    Ok(())
+}
+
+/// A number of bytes with or without a unit.
+fn bytes(text: &str) -> Result<usize> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: usize = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        unit => return Err(anyhow!("{unit:?} is not B, KiB, MiB or GiB")),
+    };
+    let number: f64 = digits
+        .trim()
+        .parse()
+        .with_context(|| format!("{digits:?} is no number"))?;
+    ensure!(
+        number.is_finite() && number >= 0.0,
+        "{number} is no number of bytes"
+    );
+    Ok((number * unit as f64) as usize)
+}
+
+/// The speeds that are stored, or measured now.
+fn speeds(args: &Args, decoder: &Decoder) -> Result<Speeds> {
+    if let Some(stored) = args.speeds.as_ref().filter(|path| path.exists()) {
+        return Ok(fs::read_to_string(stored)?.trim().parse()?);
+    }
+    let shape = decoder.shape();
+    let speeds = Speeds::measure(&shape, decoder.device(), args.context, |layer| {
+        decoder.at(layer)
+    })?;
+    if let Some(path) = &args.speeds {
+        fs::write(path, format!("{speeds}\n"))?;
+    }
+    Ok(speeds)
+}
+
+/// The median time of the step that fills the context.
+fn measured(
+    args: &Args,
+    decoder: &Decoder,
+    mut cache: Box<dyn CacheBackend>,
+    calls: usize,
+) -> Result<Option<f64>> {
+    if args.steps == 0 {
+        return Ok(None);
+    }
+    let vocab = decoder.config().vocab;
+    let ids: Vec<u32> = (0..args.context).map(|i| (i * 37 % vocab) as u32).collect();
+    let (last, prompt) = ids.split_last().context("a context has tokens")?;
+    for call in prompt.chunks(calls) {
+        decoder.forward(Input::from(call).last_only(), cache.as_mut())?;
+    }
+    let mut times = Vec::new();
+    for _ in 0..args.steps {
+        let start = Instant::now();
+        decoder
+            .forward(Input::from(&[*last][..]), cache.as_mut())?
+            .into_data();
+        times.push(start.elapsed().as_secs_f64());
+        cache.truncate(prompt.len())?;
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(Some(times[times.len() / 2]))
+}
