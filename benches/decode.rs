@@ -4,20 +4,16 @@
 //! model folders, measures SmolLM2-135M-Instruct; without it a small random decoder takes its place.
 //!
 //! A step reads every weight once, so the limit is how fast memory is read. That rate is measured
-//! here, not taken from a data sheet, and between the decode samples, since a shared machine's rate
-//! drifts. All hardware threads compare the halves of a buffer that hold the same numbers, several
-//! streams a thread: comparing slices is the loop that safe code has in vector instructions of the
-//! processor at hand.
+//! between the decode samples.
 
 mod common;
 
 use std::{
     hint::black_box,
-    thread,
     time::{Duration, Instant},
 };
 
-use common::{median, model, prefill, random_decoder};
+use common::{limits::Memory, model, prefill, random_decoder, turns::median};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
     cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig},
@@ -27,12 +23,6 @@ use kv_direct::{
 
 /// Tokens in the cache when a measured step starts.
 const CONTEXT: usize = 512;
-/// Numbers of eight bytes that [`read`] goes through: 512 MiB.
-const NUMBERS: usize = 64 << 20;
-/// Pairs of streams that a thread reads in turn: one stream alone leaves memory waiting.
-const PAIRS: usize = 4;
-/// Numbers read of a stream before the next has its turn: 1 KiB.
-const RUN: usize = 128;
 
 /// Decode steps at [`CONTEXT`] tokens of `FullKv`, and the plain line.
 fn decode(criterion: &mut Criterion) {
@@ -42,8 +32,7 @@ fn decode(criterion: &mut Criterion) {
     // The first step beyond a whole piece makes the buffers grow.
     step(&decoder, &mut cache, CONTEXT);
 
-    let numbers = vec![1u64; NUMBERS];
-    read(&numbers);
+    let memory = Memory::new();
     let (mut steps, mut reads) = (Vec::new(), Vec::new());
     let mut group = criterion.benchmark_group("decode");
     group.sampling_mode(SamplingMode::Flat).sample_size(15);
@@ -52,9 +41,9 @@ fn decode(criterion: &mut Criterion) {
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|count| {
             let before = steps.len();
-            reads.push(read(&numbers));
+            reads.push(memory.read());
             steps.extend((0..count).map(|_| step(&decoder, &mut cache, CONTEXT)));
-            reads.push(read(&numbers));
+            reads.push(memory.read());
             steps[before..].iter().sum()
         });
     });
@@ -65,7 +54,7 @@ fn decode(criterion: &mut Criterion) {
     }
     let bytes = bytes_per_token(&decoder);
     let achieved = bytes as f64 / median(&steps) / 1e9;
-    let limit = (NUMBERS * size_of::<u64>()) as f64 / median(&reads) / 1e9;
+    let limit = Memory::BYTES as f64 / median(&reads) / 1e9;
     println!(
         "decode {name}: {:.1} tokens/s, {bytes} bytes a token, {achieved:.1} GB/s of {limit:.1} GB/s \
          read rate, ratio {:.2}\n",
@@ -138,32 +127,6 @@ fn bytes_per_token(decoder: &Decoder) -> usize {
         .map(|(_, shape)| shape.iter().product::<usize>())
         .sum();
     elements * size_of::<f32>() + (CONTEXT + 1) * decoder.shape().keys_values_per_token()
-}
-
-/// The time in which all hardware threads read all of `numbers`, whose halves are equal.
-fn read(numbers: &[u64]) -> Duration {
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let (left, right) = numbers.split_at(NUMBERS / 2);
-    let share = left.len().div_ceil(threads);
-    let start = Instant::now();
-    thread::scope(|scope| {
-        for (left, right) in left.chunks(share).zip(right.chunks(share)) {
-            scope.spawn(move || assert!(same(left, right), "nobody writes here"));
-        }
-    });
-    start.elapsed()
-}
-
-/// Whether two equally long slices are equal, compared at [`PAIRS`] places in turn.
-fn same(left: &[u64], right: &[u64]) -> bool {
-    let part = left.len().div_ceil(PAIRS);
-    let pairs: Vec<_> = left.chunks(part).zip(right.chunks(part)).collect();
-    (0..part).step_by(RUN).all(|from| {
-        pairs.iter().all(|(left, right)| {
-            let range = from.min(left.len())..(from + RUN).min(left.len());
-            left[range.clone()] == right[range]
-        })
-    })
 }
 
 criterion_group!(benches, decode, residual);

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{median, model, prefill};
+use common::{model, prefill, turns::median};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_direct::{
     cache::{

@@ -6,14 +6,13 @@
 
 mod common;
 
-use std::{
-    hint::black_box,
-    ops::ControlFlow,
-    time::{Duration, Instant},
-};
+use std::{hint::black_box, ops::ControlFlow, time::Duration};
 
 use burn::tensor::{Tensor, TensorData};
-use common::{median, model, prefill};
+use common::{
+    model, prefill,
+    turns::{in_turn, median},
+};
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
     cache::{CacheBackend, FullKv, LayerIndex, Plan, Replay, ResidualCheckpoint, ResidualConfig},
@@ -33,29 +32,6 @@ fn cache(decoder: &Decoder, config: ResidualConfig, probe: &Conformance) -> Resi
 fn probe(decoder: &Decoder) -> Conformance {
     let shape = decoder.shape();
     Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
-}
-
-fn timed(work: impl FnOnce()) -> Duration {
-    let start = Instant::now();
-    work();
-    start.elapsed()
-}
-
-/// Times of each of `runs`, in turn, `count` times, added up to one duration.
-fn in_turn<const N: usize>(
-    count: u64,
-    times: &mut [Vec<Duration>; N],
-    mut run: impl FnMut(usize),
-) -> Duration {
-    let mut all = Duration::ZERO;
-    for _ in 0..count {
-        for (index, times) in times.iter_mut().enumerate() {
-            let time = timed(|| run(index));
-            times.push(time);
-            all += time;
-        }
-    }
-    all
 }
 
 /// A parked session comes back by a replay of its ids; the same ids taken in anew are the peer.

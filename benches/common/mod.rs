@@ -1,6 +1,10 @@
-//! What the benches share: the model, a prompt, and the middle of several times.
+//! What the benches share: the model, a prompt, times and the machine's limits.
+#![allow(dead_code, reason = "a bench takes what it needs of it")]
 
-use std::{convert::Infallible, env, hint::black_box, path::PathBuf, time::Duration};
+pub(crate) mod limits;
+pub(crate) mod turns;
+
+use std::{convert::Infallible, env, hint::black_box, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
@@ -13,18 +17,28 @@ const MODEL: &str = "smollm2-135m-instruct";
 
 /// The real model where it is to be had, else the small one.
 pub(crate) fn model() -> (&'static str, Decoder) {
+    real_model("a small random decoder").unwrap_or_else(|| ("random", random_decoder()))
+}
+
+/// The real model, or the message that `instead` takes its place.
+pub(crate) fn real_model(instead: &str) -> Option<(&'static str, Decoder)> {
     let Some(models) = env::var_os("KV_DIRECT_MODELS") else {
-        println!("KV_DIRECT_MODELS is not set: {MODEL} is SKIPPED, a small random decoder instead");
-        return ("random", random_decoder());
+        println!("KV_DIRECT_MODELS is not set: {MODEL} is SKIPPED, {instead} instead");
+        return None;
     };
     let folder = PathBuf::from(models).join(MODEL);
     let model = load(&folder, &Device::flex());
-    (MODEL, model.expect("a whole model folder").decoder)
+    Some((MODEL, model.expect("a whole model folder").decoder))
 }
 
 pub(crate) fn random_decoder() -> Decoder {
     let mut config = DecoderConfig::new(1024, 256, 4, 4, 2);
     (config.tied_head, config.max_positions) = (true, 8192);
+    noise(config)
+}
+
+/// A decoder whose weights are small noise.
+pub(crate) fn noise(config: DecoderConfig) -> Decoder {
     let mut state = 1u64;
     let mut noise = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -44,11 +58,4 @@ pub(crate) fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: u
     let prompt = Input::from(&prompt[..]).last_only();
     let logits = decoder.forward(prompt, cache).expect("it fits");
     black_box(logits.into_data());
-}
-
-/// In seconds.
-pub(crate) fn median(times: &[Duration]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64()
 }
