@@ -1,5 +1,4 @@
-//! What rebuilding costs: a resume against a prefill, the dial from all kept to all replayed, and one layer's
-//! keys and values from their residuals against reading them (KV-Direct, Figure 7).
+//! What rebuilding costs: a resume against a prefill, and the dial from all kept to all replayed.
 //!
 //! `cargo bench --bench rebuild`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
 //! SmolLM2-135M-Instruct; without it a small random decoder takes its place. What is compared takes turns.
@@ -8,21 +7,16 @@ mod common;
 
 use std::{hint::black_box, ops::ControlFlow, time::Duration};
 
-use burn::tensor::{Tensor, TensorData};
 use common::{
     model, prefill,
     turns::{in_turn, median},
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, LayerIndex, Plan, Replay, ResidualCheckpoint, ResidualConfig},
+    cache::{CacheBackend, FullKv, Plan, ResidualCheckpoint, ResidualConfig},
     exact::conformance::Conformance,
     model::{Decoder, Input},
-    positions::Positions,
 };
-
-/// Tokens in one call of a replay.
-const CHUNK: usize = 64;
 
 fn cache(decoder: &Decoder, config: ResidualConfig, probe: &Conformance) -> ResidualCheckpoint {
     let config = config.with_conformance(probe.clone());
@@ -118,53 +112,5 @@ fn dial(criterion: &mut Criterion) {
     println!("ratio of top half to ids alone {:.3}\n", half / all);
 }
 
-/// Keys and values of N tokens at one layer: projected from their residuals, summed up where they lie, copied.
-fn layer(criterion: &mut Criterion) {
-    let (name, decoder) = model();
-    let (shape, at) = (decoder.shape(), decoder.at(LayerIndex::new(0)));
-    let mut group = criterion.benchmark_group("layer");
-    group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.measurement_time(Duration::from_millis(10));
-    for tokens in [1, 16, 64, 256, 1024, 4096] {
-        let rows = tokens.min(CHUNK);
-        let numbers = |count: usize| {
-            (0..count)
-                .map(|i| (i % 17) as f32 / 17.0)
-                .collect::<Vec<_>>()
-        };
-        let residual = TensorData::new(numbers(rows * shape.hidden), [1, rows, shape.hidden]);
-        let residual = Tensor::<3>::from_data(residual, decoder.device());
-        let held = [1, shape.kernels.kv_heads, tokens, shape.kernels.head_dim];
-        let held = TensorData::new(numbers(held.iter().product()), held);
-        let held = Tensor::<4>::from_data(held, decoder.device());
-        let mut times = [Vec::new(), Vec::new(), Vec::new()];
-        group.bench_function(format!("{name}, {tokens} tokens"), |bencher| {
-            bencher.iter_custom(|count| {
-                in_turn(count, &mut times, |index| match index {
-                    0 => {
-                        for from in (0..tokens).step_by(CHUNK) {
-                            let positions = Positions::contiguous(&[from], &[rows]);
-                            black_box(at.project(residual.clone(), &positions).expect("rows"));
-                        }
-                    }
-                    // Keys, and values of the same size.
-                    1 => (0..2).for_each(|_| drop(black_box(held.clone().sum().into_data()))),
-                    _ => (0..2).for_each(|_| drop(black_box(held.clone().add_scalar(0.0)))),
-                })
-            });
-        });
-        if times[0].is_empty() {
-            continue;
-        }
-        let [rebuilt, summed, copied] = times.map(|times| median(&times) * 1e6);
-        println!(
-            "layer, {tokens} tokens, {name}: rebuilt {rebuilt:.1} µs, {:.1} times a sum over them, {:.1} times a copy\n",
-            rebuilt / summed,
-            rebuilt / copied
-        );
-    }
-    group.finish();
-}
-
-criterion_group!(benches, resume, dial, layer);
+criterion_group!(benches, resume, dial);
 criterion_main!(benches);
