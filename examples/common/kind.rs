@@ -2,9 +2,9 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, Plan, Pooling,
-        ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
-        Tova, TovaConfig, Window,
+        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, ModelShape,
+        Plan, Pooling, ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, Tova, TovaConfig, Window,
     },
     exact::conformance::Conformance,
     model::Decoder,
@@ -113,6 +113,15 @@ impl Kind {
         "residual",
     ];
 
+    /// The plan of a backend that has one.
+    #[allow(dead_code, reason = "scripts do not ask")]
+    pub(crate) fn plan(&self, shape: &ModelShape) -> Option<Plan> {
+        let Self::Residual { hot, plan } = self else {
+            return None;
+        };
+        plan.plan(shape).ok().map(|plan| plan.with_hot(*hot))
+    }
+
     /// A backend that keeps `budget` rows, by its name; `residuals` for a `residual` above residuals.
     /// `None` where there is no such backend.
     #[allow(dead_code, reason = "scripts name every option")]
@@ -210,19 +219,25 @@ impl Kind {
                 Box::new(SnapKv::new(&shape, config)?)
             }
             Self::Residual { hot, plan } => {
-                let plan = match plan {
-                    Kept::Tokens => Plan::tokens(&shape),
-                    Kept::Residuals => Plan::residuals(&shape),
-                    Kept::KeepTop(layers) => Plan::keep_top(&shape, layers)?,
-                    Kept::ResidualAt(layer) => Plan::residual_at(&shape, layer)?,
-                };
-                let mut config = ResidualConfig::planned(plan.with_hot(hot)).even_if_larger();
+                let plan = plan.plan(&shape)?.with_hot(hot);
+                let mut config = ResidualConfig::planned(plan).even_if_larger();
                 if let Some(probe) = probe {
                     config = config.with_conformance(probe.clone());
                 }
                 Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
             }
         })
+    }
+}
+
+impl Kept {
+    fn plan(self, shape: &ModelShape) -> Result<Plan, CacheError> {
+        match self {
+            Self::Tokens => Ok(Plan::tokens(shape)),
+            Self::Residuals => Ok(Plan::residuals(shape)),
+            Self::KeepTop(layers) => Plan::keep_top(shape, layers),
+            Self::ResidualAt(layer) => Plan::residual_at(shape, layer),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Step, TokenIds},
+    cache::{CacheBackend, FullKv, Plan, Price, Step, TokenIds},
     exact::conformance::Conformance,
     generate::argmax,
     memory::MemoryReport,
@@ -124,6 +124,8 @@ pub(crate) struct Measurement {
     pub(crate) total_peak: usize,
     pub(crate) per_old_token: usize,
     pub(crate) steps_ms: Vec<f64>,
+    /// What is kept of old tokens, where a plan says so, and its price at the end of the run.
+    pub(crate) plan: Option<(Plan, Price)>,
 }
 
 /// Differences of logits where the reference's tokens are fed.
@@ -176,6 +178,7 @@ impl Reference {
             total_peak,
             per_old_token,
             steps_ms,
+            plan: None,
         };
         Ok((
             Self {
@@ -217,6 +220,7 @@ impl Reference {
             total_peak: most,
             per_old_token: 0,
             steps_ms: Vec::new(),
+            plan: None,
         };
         let mut matching = 0;
         for (step, (expected, &token)) in self.logits.iter().zip(&self.tokens).enumerate() {
@@ -245,6 +249,12 @@ impl Reference {
         }
         row.matches.push(matching as f64 / self.tokens.len() as f64);
         row.memory = free.memory();
+        let shape = setup.decoder.shape();
+        let price = |plan: Plan| (plan.price(&shape, free.position(0)), plan);
+        row.plan = kind
+            .plan(&shape)
+            .map(price)
+            .map(|(price, plan)| (plan, price));
         let (fed, at_end) = (
             self.tokens.len().saturating_sub(2).max(1),
             in_use(&row.memory),

@@ -49,6 +49,16 @@ pub(crate) fn json(head: &Head<'_>, tables: &[Vec<Measurement>]) -> Value {
                 "ms_per_token": row.ms_per_token(),
                 "ms_per_token_ratio": row.ms_per_token() / full,
                 "perplexity": row.perplexity(),
+                "plan": row.plan.as_ref().map(|(plan, price)| json!({
+                    "keeps": plan.to_string(),
+                    "hot_rows": plan.hot(),
+                    "chunk": plan.chunk(),
+                    "bytes_per_old_token": price.per_token,
+                    "bytes_fixed": price.fixed,
+                    "bytes_scratch": price.scratch,
+                    "flops_per_step": price.flops,
+                    "bytes_moved_per_step": price.moved,
+                })),
             })
         })
         .collect();
@@ -141,6 +151,12 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
             row.ms_per_token(),
             row.ms_per_token() / full,
         );
+    }
+    out.push('\n');
+    for row in rows {
+        if let (Some((plan, price)), Some(budget)) = (&row.plan, row.budget) {
+            let _ = writeln!(out, "{} {budget}: {plan}\n  {price}", name(&row.cache));
+        }
     }
     out.push('\n');
     out

@@ -46,8 +46,12 @@ pub struct Plan {
     chunk: usize,
 }
 
-/// Rows of a replay's call unless the plan says otherwise.
-const CHUNK: usize = 64;
+/// Rows of a replay's call unless the plan says otherwise: from about 100 on products of many rows run at their
+/// full speed, and attention holds the scores of 128 queries at most.
+const CHUNK: usize = 128;
+
+/// The most rows of a call that reads the same tiles of slots however many of its rows are there.
+const CANONICAL: usize = 64;
 
 /// Whether a replay carries old rows into a layer, and on to the next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -141,7 +145,7 @@ impl Plan {
         self
     }
 
-    /// With replays in calls of `rows` rows, at least 1; 64 before. Fewer need less memory for their scores and
+    /// With replays in calls of `rows` rows, at least 1; 128 before. Fewer need less memory for their scores and
     /// take longer; bits do not depend on it.
     #[must_use]
     pub const fn with_chunk(mut self, rows: usize) -> Self {
@@ -232,7 +236,7 @@ impl Plan {
     /// With chunks that read whole tiles of slots however many of their rows are there, so that their calls
     /// are always of the same shapes.
     pub(super) const fn canonical(mut self) -> Self {
-        let mut chunk = CHUNK;
+        let mut chunk = CANONICAL;
         while chunk > self.chunk {
             chunk /= 2;
         }

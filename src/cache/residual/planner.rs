@@ -81,21 +81,17 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// [`BudgetBytes`](CacheError::BudgetBytes) with the smallest budget that works.
     pub fn plan(&self, budget: usize) -> Result<Plan, CacheError> {
-        let mut best: Option<(f64, usize, Plan)> = None;
+        let mut best: Option<(f64, Plan)> = None;
         for plan in self.candidates() {
             let Some(plan) = self.fitted(plan, budget) else {
                 continue;
             };
-            let price = self.price(&plan);
-            let (seconds, peak) = (price.seconds(self.speeds), price.peak());
-            let better = best.as_ref().is_none_or(|(least, bytes, _)| {
-                seconds < *least || (seconds <= *least && peak < *bytes)
-            });
-            if better {
-                best = Some((seconds, peak, plan));
+            let seconds = self.price(&plan).seconds(self.speeds);
+            if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                best = Some((seconds, plan));
             }
         }
-        best.map(|(.., plan)| plan)
+        best.map(|(_, plan)| plan)
             .ok_or_else(|| CacheError::BudgetBytes {
                 budget,
                 smallest: self.smallest(),

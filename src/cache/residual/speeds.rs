@@ -101,7 +101,6 @@ impl Speeds {
                 Block::new(shape, device, &at, rows).and_then(|block| block.measure(context))
             })
         };
-        let one = block(1)?;
         let chunks = ROWS.into_iter().map(|rows| {
             let Times {
                 projected,
@@ -125,12 +124,25 @@ impl Speeds {
                 attention,
             })
         });
-        let element = shape.dtype.size();
-        let read = element * (shape.block_weights() + 2 * shape.kv_width() * spans(context, 1).0);
-        Ok(Self {
-            read: read as f64 / (one.projected + one.short),
-            chunks: chunks.collect::<Result<_, CacheError>>()?,
-        })
+        let chunks = chunks.collect::<Result<_, CacheError>>()?;
+        // Through all layers in turn: the weights of one alone would stay in the processor's caches.
+        let seconds = in_pool(device, 1, || {
+            let layers: Vec<R> = (0..shape.layers())
+                .map(|layer| at(LayerIndex::new(layer)))
+                .collect();
+            let blocks = layers.iter().map(|at| Block::new(shape, device, at, 1));
+            let blocks: Vec<Block<'_, R>> = blocks.collect::<Result<_, _>>()?;
+            let tokens = spans(context, 1).0;
+            let keys_values = blocks[0].keys_values(tokens)?;
+            median(|| {
+                blocks
+                    .iter()
+                    .try_for_each(|block| block.step(tokens, &keys_values))
+            })
+        })?;
+        let row = shape.block_weights() + 2 * shape.kv_width() * spans(context, 1).0;
+        let read = (shape.layers() * row * shape.dtype.size()) as f64 / seconds;
+        Ok(Self { read, chunks })
     }
 }
 
@@ -201,6 +213,17 @@ impl<'a, R: Replay> Block<'a, R> {
             short: forward(short)?,
             long: forward(long)?,
         })
+    }
+
+    /// What a step of one token computes at a layer.
+    fn step(&self, tokens: usize, keys_values: &KeysValues) -> Result<(), CacheError> {
+        let positions = Positions::contiguous(&[tokens - 1], &[1]);
+        self.at.project(self.residual.clone(), &positions)?;
+        let row = self
+            .at
+            .forward(self.residual.clone(), &positions, keys_values)?;
+        row.into_data();
+        Ok(())
     }
 
     /// Rows like these over and over, as a layer stores them.
