@@ -15,10 +15,14 @@ pub(super) struct Standing {
     pub(super) after: usize,
     /// Tokens that windows hold beyond what they show: those of the step, and of the open draft.
     pub(super) recent: usize,
-    /// Top layers, of those that the plan rebuilds, that hold every row all the same.
+    /// Top layers, of those that the plan rebuilds, that hold every row all the same before the step.
+    pub(super) held: usize,
+    /// The same after it.
     pub(super) whole: usize,
     /// Whether rows have to be rebuilt: old ones, and after parking all of them.
     pub(super) missing: bool,
+    /// Whether rows of windows may have to be rebuilt too: after parking, and after deep truncation.
+    pub(super) windows: bool,
     /// Whether rows are rebuilt and compared before they are let go of.
     pub(super) certified: bool,
     /// Rows that were kept because they differed, of all layers together.
@@ -42,7 +46,7 @@ impl Need {
 
     pub(super) fn of(shape: &ModelShape, plan: &Plan, standing: Standing) -> Self {
         let bytes = Bytes::new(shape, standing.rows);
-        let Standing { before, after, .. } = standing;
+        let after = standing.after;
         let layers =
             (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, standing, layer)));
         let residuals = (0..shape.layers()).filter(|&layer| plan.old(layer) == Old::Residual);
@@ -54,8 +58,7 @@ impl Need {
 
         // A layer's buffers beside the larger or smaller ones that take their place.
         let moving = layers.max().unwrap_or(0) + bytes.slots(standing.differing);
-        let rebuilt = rebuilt(shape, plan).count();
-        let limited = rebuilt > standing.whole;
+        let limited = rebuilt(shape, plan).count() > standing.whole;
         let answer = if limited {
             bytes.slots(whole(after))
         } else {
@@ -63,24 +66,7 @@ impl Need {
         };
         let replayed = standing.missing || limited && after > plan.hot();
         let scratch = if replayed {
-            let chunk = plan.chunk();
-            let carried = if standing.certified { after } else { before };
-            let carried = bytes.residuals(carried.next_multiple_of(chunk));
-            let projection =
-                standing.rows * chunk * (shape.hidden + 4 * shape.kv_width()) * bytes.element;
-            let block = |slots| {
-                shape
-                    .block_scratch(standing.rows, chunk, slots)
-                    .max(projection)
-            };
-            let hot = bytes.slots(whole(after).min(plan.limit(true)));
-            let reach = passed(shape, plan).map(|window| {
-                let slots = whole(after.min(window + PIECE + chunk));
-                // Two of them while one takes the place of the other.
-                2 * bytes.slots(slots) + block(slots)
-            });
-            let each = reach.chain([moving, hot + block(whole(after))]);
-            answer + carried + each.max().unwrap_or(0)
+            answer + replay(shape, plan, standing, &bytes, moving)
         } else {
             // Rows that are no whole pieces are read from a padded copy.
             moving + answer
@@ -97,15 +83,56 @@ pub(super) fn rebuilt<'a>(
     (0..shape.layers()).filter(|&layer| plan.rebuilds(layer))
 }
 
-/// Windows of the layers that a replay may pass through.
-fn passed<'a>(shape: &'a ModelShape, plan: &'a Plan) -> impl Iterator<Item = usize> + 'a {
-    let flow = plan.flow(|layer| plan.rebuilds(layer) || shape.slides(layer));
-    let layers = shape
-        .windows
-        .iter()
-        .zip(flow)
-        .filter(|(_, flow)| flow.enters);
-    layers.filter_map(|(window, _)| window.map(|window| window.get()))
+/// Bytes of a replay beside the rows that attention reads: the carried residual, and the most that a layer takes,
+/// where stores move `moving` bytes.
+fn replay(
+    shape: &ModelShape,
+    plan: &Plan,
+    standing: Standing,
+    bytes: &Bytes,
+    moving: usize,
+) -> usize {
+    let Standing {
+        rows,
+        before,
+        after,
+        ..
+    } = standing;
+    let chunk = plan.chunk();
+    let projection = rows * chunk * (shape.hidden + 4 * shape.kv_width()) * bytes.element;
+    let block = |leaves: bool, slots: usize| match leaves {
+        true => shape.block_scratch(rows, chunk, slots).max(projection),
+        false => projection,
+    };
+    let (mut carried, mut most) = (0, moving);
+    let held = standing.held.min(standing.whole);
+    let held: Vec<usize> = rebuilt(shape, plan).rev().take(held).collect();
+    let missing = |layer: usize| match shape.slides(layer) {
+        true => standing.windows,
+        false => plan.rebuilds(layer) && !held.contains(&layer),
+    };
+    for (layer, flow) in plan.flow(missing).into_iter().enumerate() {
+        if !flow.enters {
+            continue;
+        }
+        if plan.old(layer) != Old::Residual || flow.leaves {
+            let carrying = if standing.certified { after } else { before };
+            carried = bytes.residuals(carrying.next_multiple_of(chunk));
+        }
+        let here = match shape.windows[layer] {
+            // Two buffers while one takes the place of the other.
+            Some(window) => {
+                let slots = whole(after.min(window.get() + PIECE + chunk));
+                2 * bytes.slots(slots) + block(flow.leaves, slots)
+            }
+            None => {
+                let hot = bytes.slots(whole(after).min(plan.limit(true)));
+                hot + block(flow.leaves, whole(after))
+            }
+        };
+        most = most.max(here);
+    }
+    carried + most
 }
 
 /// Slots that a layer's store holds after a step.

@@ -102,6 +102,7 @@ impl Plan {
     pub fn price_within(&self, shape: &ModelShape, context: usize, budget: usize) -> Price {
         let layers = rebuilt(shape, self).count();
         let standing = |whole| Standing {
+            held: whole,
             whole,
             missing: whole < layers && context > self.hot(),
             ..Standing::steady(self, 1, context)
@@ -182,8 +183,10 @@ impl Standing {
             before: context,
             after: context + 1,
             recent: 1,
+            held: 0,
             whole: 0,
             missing: context > plan.hot(),
+            windows: false,
             certified: false,
             differing: 0,
         }

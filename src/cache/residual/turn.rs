@@ -40,8 +40,10 @@ impl ResidualCheckpoint {
                 before: most(before),
                 after: most(after),
                 recent,
+                held: self.whole.iter().filter(|&&whole| whole).count(),
                 whole,
                 missing: self.emptied || self.dropped.iter().any(|&rows| rows > 0),
+                windows: self.emptied,
                 certified: self.certified,
                 differing: self.differing(),
             };
