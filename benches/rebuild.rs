@@ -1,4 +1,5 @@
-//! What rebuilding costs: a resume against a prefill, and the dial from all kept to all replayed.
+//! What rebuilding costs: replays against a prefill, and the dial from all kept to all replayed, predicted and
+//! measured.
 //!
 //! `cargo bench --bench rebuild`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
 //! SmolLM2-135M-Instruct; without it a small random decoder takes its place. What is compared takes turns.
@@ -13,7 +14,7 @@ use common::{
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Plan, ResidualCheckpoint, ResidualConfig},
+    cache::{CacheBackend, FullKv, Plan, Planner, ResidualCheckpoint, ResidualConfig, Speeds},
     exact::conformance::Conformance,
     model::{Decoder, Input},
 };
@@ -28,69 +29,110 @@ fn probe(decoder: &Decoder) -> Conformance {
     Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
 }
 
-/// A parked session comes back by a replay of its ids; the same ids taken in anew are the peer.
-fn resume(criterion: &mut Criterion) {
+/// The step of one token, undone.
+fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
+    let logits = decoder.forward(Input::from(&[7][..]), cache);
+    black_box(logits.expect("a step").into_data());
+    cache.truncate(tokens).expect("the last call");
+}
+
+/// A parked session that comes back, and a step that holds nothing but ids, replay the tokens before; the same
+/// tokens taken in anew are the peer.
+fn replay(criterion: &mut Criterion) {
     let (name, decoder) = model();
-    let probe = probe(&decoder);
-    let mut group = criterion.benchmark_group("resume");
+    let (shape, probe) = (decoder.shape(), probe(&decoder));
+    let mut group = criterion.benchmark_group("replay");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.measurement_time(Duration::from_millis(1));
     for tokens in [512, 1024, 2048] {
         let mut parked = cache(&decoder, ResidualConfig::parked(), &probe);
+        let mut ids = cache(&decoder, ResidualConfig::new(0), &probe);
         prefill(&decoder, &mut parked, tokens);
-        let mut times = [Vec::new(), Vec::new()];
+        prefill(&decoder, &mut ids, tokens);
+        let mut times = [Vec::new(), Vec::new(), Vec::new()];
         group.bench_function(format!("{name}, {tokens} tokens"), |bencher| {
             bencher.iter_custom(|count| {
-                in_turn(count, &mut times, |index| {
-                    if index == 0 {
+                in_turn(count, &mut times, |index| match index {
+                    0 => {
                         parked.park().expect("it rebuilds");
                         let done =
                             parked.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
                         assert!(done.expect("a decoder").is_continue());
-                    } else {
-                        prefill(&decoder, &mut FullKv::new(&decoder.shape()), tokens);
                     }
+                    1 => step(&decoder, &mut ids, tokens),
+                    _ => prefill(&decoder, &mut FullKv::new(&shape), tokens),
                 })
             });
         });
         if times[0].is_empty() {
             continue;
         }
-        let [resumed, taken_in] = times.map(|times| median(&times));
+        let [resumed, stepped, taken_in] = times.map(|times| median(&times));
         println!(
-            "resume of {tokens} tokens, {name}: {resumed:.3} s, a prefill {taken_in:.3} s, ratio {:.3}\n",
-            resumed / taken_in
+            "{tokens} tokens, {name}: a prefill {taken_in:.3} s; a resume {resumed:.3} s, ratio {:.3}; a step from \
+             ids {stepped:.3} s, ratio {:.3}\n",
+            resumed / taken_in,
+            stepped / taken_in
         );
     }
     group.finish();
 }
 
-/// Steps of one token with everything kept, the top half of the layers kept, and nothing kept but ids.
+/// Steps of one token: everything kept, the top half of the layers kept, ids alone, and the plans for budgets of
+/// these shares of what `FullKv` holds, scratch included.
+const SHARES: [usize; 4] = [25, 50, 75, 90];
+const TOKENS: usize = 2047;
+
 fn dial(criterion: &mut Criterion) {
-    const TOKENS: usize = 2048;
     let (name, decoder) = model();
     let (shape, probe) = (decoder.shape(), probe(&decoder));
+    let speeds = Speeds::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
+    let speeds = speeds.expect("the model's own blocks");
+    println!("{speeds}");
+    let planner = Planner::new(&shape, &speeds, TOKENS + 1);
     let half = Plan::keep_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
-    let bounded = |plan| cache(&decoder, ResidualConfig::planned(plan), &probe);
-    let mut caches: [Box<dyn CacheBackend>; 3] = [
-        Box::new(FullKv::new(&shape)),
-        Box::new(bounded(half)),
-        Box::new(bounded(Plan::tokens(&shape))),
+    let mut plans = vec![
+        ("top half kept".to_owned(), half, None),
+        ("ids alone".to_owned(), Plan::tokens(&shape), None),
     ];
-    for cache in &mut caches {
-        prefill(&decoder, cache.as_mut(), TOKENS);
+    let full_bytes = TOKENS.next_multiple_of(512) * shape.keys_values_per_token();
+    for share in SHARES {
+        let budget = full_bytes * share / 100;
+        let plan = planner
+            .plan(budget.max(planner.smallest()))
+            .expect("it is not smaller");
+        plans.push((
+            format!("{share} % with scratch"),
+            plan,
+            Some(budget.max(planner.smallest())),
+        ));
     }
-    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut full = FullKv::new(&shape);
+    let mut caches: Vec<_> = plans
+        .iter()
+        .map(|(_, plan, budget)| {
+            let config = ResidualConfig::planned(plan.clone());
+            cache(
+                &decoder,
+                budget.map_or(config.clone(), |bytes| config.with_budget(bytes)),
+                &probe,
+            )
+        })
+        .collect();
+    prefill(&decoder, &mut full, TOKENS);
+    caches
+        .iter_mut()
+        .for_each(|cache| prefill(&decoder, cache, TOKENS));
+
+    let mut times: [Vec<Duration>; 7] = Default::default();
     let mut group = criterion.benchmark_group("dial");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.measurement_time(Duration::from_millis(1));
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|count| {
-            in_turn(count, &mut times, |index| {
-                let cache = caches[index].as_mut();
-                let logits = decoder.forward(Input::from(&[7][..]), cache);
-                black_box(logits.expect("a step"));
-                cache.truncate(TOKENS).expect("the last call");
+            in_turn(count, &mut times, |index| match index {
+                0 => step(&decoder, &mut full, TOKENS),
+                index => step(&decoder, &mut caches[index - 1], TOKENS),
             })
         });
     });
@@ -98,19 +140,28 @@ fn dial(criterion: &mut Criterion) {
     if times[0].is_empty() {
         return;
     }
-    let held = caches.each_ref().map(|cache| cache.memory().total());
-    let [full, half, all] = times.map(|times| median(&times));
-    for (what, time, held) in [
-        ("all kept", full, held[0]),
-        ("top half kept", half, held[1]),
-        ("ids alone", all, held[2]),
-    ] {
+    let times = times.map(|times| median(&times));
+    let all = times[2];
+    println!(
+        "all kept: {} bytes between steps, {:.3} s a step at {TOKENS} tokens, {name}",
+        full.memory().total(),
+        times[0]
+    );
+    for (((what, plan, _), cache), time) in plans.iter().zip(&caches).zip(&times[1..]) {
+        let (memory, predicted) = (cache.memory(), planner.price(plan).seconds(&speeds));
         println!(
-            "{what}: {held} bytes between steps, {time:.3} s a step at {TOKENS} tokens, {name}"
+            "{what}: {} bytes between steps, {} more within one, {time:.3} s a step, {:.3} of ids alone, \
+             {:.2} of the {predicted:.3} s predicted; {plan}, {} hot, calls of {}",
+            memory.total(),
+            planner.price(plan).scratch,
+            time / all,
+            time / predicted,
+            plan.hot(),
+            plan.chunk(),
         );
     }
-    println!("ratio of top half to ids alone {:.3}\n", half / all);
+    println!();
 }
 
-criterion_group!(benches, resume, dial);
+criterion_group!(benches, replay, dial);
 criterion_main!(benches);

@@ -95,6 +95,8 @@ mod recorder;
 mod reference;
 #[path = "it/refused_fields.rs"]
 mod refused_fields;
+#[path = "it/replays.rs"]
+mod replays;
 #[path = "it/rope_fields.rs"]
 mod rope_fields;
 #[path = "it/sampling.rs"]

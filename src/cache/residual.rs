@@ -15,6 +15,7 @@ mod rebuild;
 mod speeds;
 mod stored;
 mod turn;
+mod undo;
 
 use burn::tensor::Device;
 
@@ -47,7 +48,11 @@ use crate::{
 /// residual is projected to keys and values, attention reads them in front of the exact rows, and
 /// the block carries the residual to the next layer. One layer's old rows live at a time. Bits repeat
 /// because every row goes through the routines of [`exact`](crate::exact); the constructor measures
-/// that they do and refuses where they do not.
+/// that they do. Where they do not, rows are rebuilt and compared before they leave, and stay where a bit
+/// differs ([`ResidualConfig::with_certified_eviction`]).
+///
+/// What is kept is a [`Plan`]: one of the two [`Floor`]s, one of your own, or the one a [`Planner`] found for a
+/// budget of bytes, which [`ResidualConfig::with_budget`] then holds.
 ///
 /// A layer with a window keeps the rows of its window, as in every backend, and nothing older: what no
 /// later query sees is dropped without loss. A replay passes through it all the same, chunk by chunk
@@ -61,7 +66,8 @@ use crate::{
 ///   cannot be had later); with a [`Plan`] what that says layer by layer, `2 · kv · b`, `d · b` or nothing a
 ///   token. `hot` rows are reserved at once when the budget is first reached; rows that are all kept, and
 ///   those of a window and its last call, stand in whole pieces of 512.
-/// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 64 queries.
+/// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 128 queries, fewer with a
+///   [smaller chunk](Plan::with_chunk).
 /// * a step replays the `E` old rows: a prefill of them with `Tokens`, up to the last layer that shows
 ///   all keys; one norm and one projection per such layer with `Residuals`. While `T <= hot` it costs
 ///   what `FullKv` costs, save that buffers that are no whole pieces of 512 rows are copied into padded
@@ -166,55 +172,6 @@ impl ResidualCheckpoint {
             plan = plan.canonical();
         }
         Ok(Self::empty(shape, device, plan, config.budget, certified))
-    }
-
-    /// Takes every batch row back to its length in `to`, which makes sense.
-    fn take_back(&mut self, to: &[usize]) {
-        if Rows::reachable(&self.layers, self.progress.lengths(), to, |_, _| 0).is_err() {
-            self.let_go();
-        }
-        for rows in &mut self.layers {
-            rows.cut(self.progress.lengths(), to);
-        }
-        self.progress.truncate(to);
-        self.dropped.resize(to.len(), 0);
-        let dropped = self.dropped.iter_mut().zip(to);
-        dropped.for_each(|(dropped, &to)| *dropped = to.min(*dropped));
-        self.tokens.truncate(to);
-        let longest = to.iter().copied().max().unwrap_or(0);
-        self.residuals
-            .iter_mut()
-            .for_each(|residuals| residuals.truncate(longest));
-        self.settle();
-    }
-
-    /// Gives back what half of the buffers no longer need, outside of drafts.
-    fn settle(&mut self) {
-        (self.scratch_peak, self.sliding_peak) = (0, 0);
-        for layer in 0..self.layers.len() {
-            if !self.progress.is_draft() {
-                let held = self.memory().total();
-                let rows = &mut self.layers[layer];
-                let moved = match self.budget {
-                    // The budget is about what is needed, not about what was.
-                    Some(_) => rows.shrink(),
-                    None => rows.settle(),
-                };
-                self.sliding_peak = self.sliding_peak.max(held + moved);
-            }
-        }
-    }
-
-    /// Lets go of all rows that the plan does not keep, those of windows too: they can be rebuilt.
-    fn let_go(&mut self) {
-        for (layer, rows) in self.layers.iter_mut().enumerate() {
-            if self.plan.rebuilds(layer) || rows.slides() {
-                *rows = rows.emptied();
-                self.whole[layer] = false;
-            }
-        }
-        self.dropped = self.progress.lengths().to_vec();
-        self.emptied = self.progress.lengths().iter().any(|&length| length > 0);
     }
 
     fn empty(

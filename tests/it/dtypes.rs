@@ -90,9 +90,8 @@ fn changed(dtype: DType, width: usize, numbers: impl Iterator<Item = f64>) -> (u
     (count(&plain), count(&ours))
 }
 
-/// The probe's numbers have 24 bits, whose products and sums f64 holds exactly: there a wrong order of a
-/// linear layer's sum would not show. In bf16 it shows in few rows, because results are rounded to 8 bits.
-/// So here are numbers of 53 bits too, and every row alone.
+/// Of numbers of 24 bits f64 holds products and sums exactly: a wrong order of a linear layer's sum does not
+/// show. In bf16 it shows in few rows, because results are rounded to 8 bits. So here is every row alone.
 #[test]
 fn rows_of_a_linear_layer_keep_bits_where_the_probe_hardly_looks() {
     for (dtype, width, short) in [

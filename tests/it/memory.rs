@@ -92,11 +92,11 @@ fn the_scratch_of_a_replay_does_not_depend_on_the_number_of_layers() {
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
     });
-    // 290 old rows, replayed in five chunks of 64; the rows of a layer stand in one piece.
-    let rows = 5 * 64 * HIDDEN * 4;
+    // 290 old rows, replayed in three chunks of 128; the rows of a layer stand in one piece.
+    let rows = 3 * 128 * HIDDEN * 4;
     let layer = 2 * KV * PIECE * 4 + PIECE * ENTRY;
-    // A chunk's residual, its norm, queries and output, and the scores of 64 queries, held twice while they are made.
-    let block = 4 * 64 * HIDDEN * 4 + 64 * PIECE * 4 * 2 * 4;
+    // A chunk's residual, its norm, queries and output, and the scores of 128 queries, held twice while they are made.
+    let block = 4 * 128 * HIDDEN * 4 + 128 * PIECE * 4 * 2 * 4;
     assert_eq!(peaks, [rows + layer + block; 2]);
 }
 
