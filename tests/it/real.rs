@@ -5,7 +5,9 @@ use std::{env, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv, Window},
+    cache::{
+        CacheBackend, Floor, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Speeds, Window,
+    },
     generate::Generation,
     pretrained::{Pretrained, load},
 };
@@ -146,4 +148,60 @@ fn real_residuals_of_another_prompt_give_its_output_at_every_layer() {
         let vocab = model.decoder.config().vocab;
         assert_eq!(last_kl(&patched, &expected, vocab), 0.0, "layer {layer}");
     }
+}
+
+/// Plans that a planner finds for shares of what `FullKv` holds, at lengths beyond a layer's window of 512.
+fn assert_budgets(model: &str, test: &str) {
+    let Some(loaded) = real(model, test) else {
+        return;
+    };
+    let decoder = &loaded.decoder;
+    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let speeds = "read 9e9; 16 rows: projection 5e10, block 5e10, attention 2e10; \
+                  128 rows: projection 6e10, block 6e10, attention 3e10";
+    let speeds: Speeds = speeds.parse().expect("speeds");
+    let planner = Planner::new(&shape, &speeds, 700).with_calls(300);
+    let (smallest, everything) = (planner.smallest(), planner.everything());
+    for share in [0, 40, 80] {
+        let budget = smallest + (everything - smallest) * share / 100;
+        let plan = planner
+            .plan(budget)
+            .expect("it is not smaller than the smallest");
+        let config = ResidualConfig::planned(plan.clone())
+            .with_budget(budget)
+            .with_conformance(probe.clone());
+        let mut ours = ResidualCheckpoint::new(&shape, decoder.device(), config).expect("a plan");
+        let mut full = FullKv::new(&shape);
+        let ids: Vec<u32> = (0..700).map(|i| i * 97 % 40_000).collect();
+        let (prompt, rest) = ids.split_at(697);
+        for call in prompt.chunks(300).chain(rest.chunks(1)) {
+            let [found, expected] = [
+                feed(decoder, &mut ours, call),
+                feed(decoder, &mut full, call),
+            ];
+            assert!(found == expected, "{plan} at {} tokens", full.position(0));
+            let memory = ours.memory();
+            assert!(
+                memory.total() + memory.scratch_peak <= budget,
+                "{plan}: {memory:?} of {budget}"
+            );
+        }
+        println!(
+            "{model}, {budget} bytes: {plan}, {} hot rows; bits equal",
+            plan.hot()
+        );
+    }
+}
+
+#[test]
+fn real_logits_keep_their_bits_within_a_budget() {
+    assert_budgets(SMOLLM2, "real_logits_keep_their_bits_within_a_budget");
+}
+
+#[test]
+fn real_logits_of_gemma_keep_their_bits_within_a_budget() {
+    assert_budgets(
+        GEMMA3,
+        "real_logits_of_gemma_keep_their_bits_within_a_budget",
+    );
 }
