@@ -332,12 +332,19 @@ impl CacheBackend for ResidualCheckpoint {
         Ok(())
     }
 
+    /// As [`CacheBackend::select_rows`]. More rows than before may be refused with
+    /// [`StepBytes`](CacheError::StepBytes).
     fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
         self.progress.can_select_rows(rows)?;
         self.can_certify(rows.len())?;
         if rows.is_empty() {
             self.clear();
         } else if !rows.iter().copied().eq(0..self.rows()) {
+            if rows.len() > self.rows() {
+                let lengths: Vec<usize> = rows.iter().map(|&row| self.position(row)).collect();
+                let whole = self.affordable(&lengths, &lengths, 0)?;
+                self.make_room(&whole);
+            }
             self.layers
                 .iter_mut()
                 .for_each(|layer| layer.select_rows(rows));

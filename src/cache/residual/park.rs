@@ -111,6 +111,7 @@ impl ResidualCheckpoint {
                 rows.slide(&anchor);
             });
         }
+        resumed.limit_layers(&whole);
         resumed.turn = Turn {
             carried: self.dropped.clone(),
             oldest: oldest.collect(),

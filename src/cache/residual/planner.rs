@@ -8,10 +8,10 @@ use crate::cache::{CacheError, ModelShape};
 
 /// Finds the plan with the least predicted time a step for a context and a budget of bytes.
 ///
-/// It looks at plans that keep everything; that replay layers from the token ids up to some layer, or from a
-/// residual kept in the middle; that keep residuals, where these are smaller, in some of the layers above; keys and
-/// values elsewhere. Layers with a window come for free. Each with replays in calls of every number of rows that was
-/// measured, and with as many hot rows as then fit.
+/// It looks at plans that replay layers from the token ids up to some layer, or, where there are layers with a window,
+/// from a residual kept in the middle; and that keep residuals or keys and values elsewhere. Layers with a window come
+/// for free. Each with replays in calls of every number of rows that was measured, and with as many hot rows as then
+/// fit.
 ///
 /// A budget covers rows, ids, slack and the scratch of a step, at every length up to the context; hand it to the
 /// cache as well ([`ResidualConfig::with_budget`](super::ResidualConfig::with_budget)), which holds it and uses what
@@ -148,7 +148,8 @@ impl<'a> Planner<'a> {
         if rebuilt(self.shape, &plan).next().is_none() {
             return Some(plan);
         }
-        let (mut low, mut high) = (0, self.context + 1);
+        // Fewer than there are tokens: there is room for a replay of all of them, as parking needs it.
+        let (mut low, mut high) = (0, self.context);
         while high - low > 1 {
             let middle = low.midpoint(high);
             match fits(middle) {
@@ -165,8 +166,11 @@ impl<'a> Planner<'a> {
         let chunks = self.speeds.chunks.iter().map(|chunk| chunk.rows);
         chunks.flat_map(move |chunk| {
             let plan = move |layers: &Vec<Old>| {
-                let plan = Plan::new(self.shape, layers.clone());
-                plan.ok().map(|plan| plan.with_chunk(chunk))
+                let plan = Plan::new(self.shape, layers.clone()).ok()?;
+                let all = self.shape.keys_values_per_old_token();
+                // What a cache would refuse as larger is no candidate.
+                let smaller = !plan.has_residuals() || plan.bytes_per_old_token(self.shape) < all;
+                smaller.then(|| plan.with_chunk(chunk))
             };
             shapes.iter().filter_map(plan).collect::<Vec<_>>()
         })
@@ -176,29 +180,38 @@ impl<'a> Planner<'a> {
     fn layers(&self) -> Vec<Vec<Old>> {
         let shape = self.shape;
         let full: Vec<usize> = (0..shape.layers()).filter(|&l| !shape.slides(l)).collect();
-        let smaller = shape.hidden < 2 * shape.kv_width();
+        let count = full.len();
         let mut all = Vec::new();
-        // Layers `start .. end` of those that show all keys are replayed, the `above` next keep residuals.
-        for start in 0..full.len().max(1) {
-            for end in start..=full.len() {
-                let from_residual = start > 0;
-                if from_residual && end < start + 2 {
-                    continue;
+        let mut add = |start: usize, end: usize, from_residual: bool, first: bool| {
+            // Of the layers that are not replayed so many keep residuals: those above first.
+            for residuals in 0..=start + count - end {
+                let mut layers = vec![Old::Nothing; shape.layers()];
+                for (index, &layer) in full.iter().enumerate() {
+                    let outside = index.checked_sub(end).unwrap_or(count - end + index);
+                    layers[layer] = match index {
+                        _ if from_residual && index == start => Old::Residual,
+                        0 if first => Old::Nothing,
+                        _ if (start..end).contains(&index) => Old::Nothing,
+                        _ if outside < residuals => Old::Residual,
+                        _ => Old::KeysValues,
+                    };
                 }
-                let most = if smaller { full.len() - end } else { 0 };
-                for above in 0..=most {
-                    let mut layers = vec![Old::Nothing; shape.layers()];
-                    for (index, &layer) in full.iter().enumerate() {
-                        layers[layer] = match index {
-                            _ if from_residual && index == start => Old::Residual,
-                            _ if index < start && smaller && above == most => Old::Residual,
-                            _ if index < start => Old::KeysValues,
-                            _ if index < end => Old::Nothing,
-                            _ if index < end + above => Old::Residual,
-                            _ => Old::KeysValues,
-                        };
+                all.push(layers);
+            }
+        };
+        // Layers `start .. end` of those that show all keys are replayed.
+        for end in 0..=count {
+            add(0, end, false, false);
+        }
+        if count < shape.layers() {
+            // A residual in the middle spares the blocks of windows below; without windows a replay from the ids
+            // takes no more and holds less. Below it, the first may still be rebuilt from the ids.
+            for end in 2..=count {
+                for start in 0..end - 1 {
+                    add(start, end, true, false);
+                    if start > 0 {
+                        add(start, end, true, true);
                     }
-                    all.push(layers);
                 }
             }
         }

@@ -106,9 +106,14 @@ impl ResidualCheckpoint {
             }
         })?;
         let (batch, chunk) = (carried.len(), self.plan.chunk());
-        let block = self.shape.block_scratch(batch, chunk, reach.capacity());
+        let block = match on {
+            true => self.shape.block_scratch(batch, chunk, reach.capacity()),
+            false => 0,
+        };
         let temporaries = self.projection_bytes(batch).max(block);
-        Ok(prefix.bytes() + held + temporaries)
+        let (used, free) = reach.bytes();
+        // Rows are moved before a block runs, not while it does.
+        Ok(prefix.bytes() + held.max(used + free + temporaries))
     }
 
     /// All rows of a layer without a window that lacks old ones or lets some go: rebuilt, exact, new. Then the

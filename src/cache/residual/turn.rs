@@ -95,27 +95,8 @@ impl ResidualCheckpoint {
         let lengths = self.progress.lengths().to_vec();
         self.dropped.resize(lengths.len(), 0);
         let hot = self.plan.hot();
-        let leaving = |layer: &usize| self.whole[*layer] && !whole[*layer];
-        let leaving: Vec<usize> = (0..self.layers.len()).filter(leaving).collect();
-        if self.all_held() && !leaving.is_empty() {
-            self.dropped = lengths
-                .iter()
-                .map(|length| length.saturating_sub(hot))
-                .collect();
-        }
-        for &layer in &leaving {
-            let mut rows = Rows::limited(None, self.plan.limit(self.certified));
-            let held = self.memory().total();
-            self.layers[layer].copy_into(&mut rows, |row, position| position >= self.dropped[row]);
-            let (used, free) = rows.bytes();
-            self.sliding_peak = self.sliding_peak.max(held + used + free);
-            self.layers[layer] = rows;
-            self.whole[layer] = false;
-        }
-        for layer in rebuilt(&self.shape, &self.plan) {
-            let limit = self.plan.limit(self.certified);
-            self.layers[layer].limit_to((!whole[layer]).then_some(limit));
-        }
+        self.make_room(&whole);
+        self.limit_layers(&whole);
 
         let after = self.progress.lengths_after();
         let chunk = if self.certified { self.plan.chunk() } else { 1 };
@@ -151,6 +132,38 @@ impl ResidualCheckpoint {
             whole,
             flow,
         };
+    }
+
+    /// Layers that can no longer hold every row let go of the old ones.
+    pub(super) fn make_room(&mut self, whole: &[bool]) {
+        let hot = self.plan.hot();
+        let leaving = |layer: &usize| self.whole[*layer] && !whole[*layer];
+        let leaving: Vec<usize> = (0..self.layers.len()).filter(leaving).collect();
+        if self.all_held() && !leaving.is_empty() {
+            self.dropped = self
+                .progress
+                .lengths()
+                .iter()
+                .map(|length| length.saturating_sub(hot))
+                .collect();
+        }
+        for &layer in &leaving {
+            let mut rows = Rows::limited(None, self.plan.limit(self.certified));
+            let held = self.memory().total();
+            self.layers[layer].copy_into(&mut rows, |row, position| position >= self.dropped[row]);
+            let (used, free) = rows.bytes();
+            self.sliding_peak = self.sliding_peak.max(held + used + free);
+            self.layers[layer] = rows;
+            self.whole[layer] = false;
+        }
+    }
+
+    /// Lets buffers grow as far as it takes to hold every row, or the hot ones.
+    pub(super) fn limit_layers(&mut self, whole: &[bool]) {
+        for layer in rebuilt(&self.shape, &self.plan) {
+            let limit = self.plan.limit(self.certified);
+            self.layers[layer].limit_to((!whole[layer]).then_some(limit));
+        }
     }
 
     /// The step is over.
