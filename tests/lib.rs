@@ -13,6 +13,10 @@ mod alone;
 mod attention;
 #[path = "it/bad_input.rs"]
 mod bad_input;
+#[path = "it/budget.rs"]
+mod budget;
+#[path = "it/budget_bytes.rs"]
+mod budget_bytes;
 #[path = "it/by_folder.rs"]
 mod by_folder;
 #[path = "it/certify.rs"]
@@ -79,6 +83,8 @@ mod oracle;
 mod oracle_random;
 #[path = "it/patching.rs"]
 mod patching;
+#[path = "it/planner.rs"]
+mod planner;
 #[path = "it/plans.rs"]
 mod plans;
 #[path = "it/policies.rs"]
@@ -117,8 +123,12 @@ mod support;
 mod text;
 #[path = "it/threads.rs"]
 mod threads;
+#[path = "it/twin.rs"]
+mod twin;
 #[path = "it/warnings.rs"]
 mod warnings;
+#[path = "it/wide_keys.rs"]
+mod wide_keys;
 #[path = "it/window_fields.rs"]
 mod window_fields;
 #[path = "it/zoo.rs"]

@@ -21,11 +21,12 @@ use crate::{
 };
 
 /// Five layers of every family; Gemma's with a window first and one in the middle.
-fn decoders() -> Vec<(Decoder, Conformance)> {
+pub fn decoders() -> Vec<(Decoder, Conformance)> {
     let mut all = vec![config(4, 2), config(4, 4), qwen2(), qwen3(), gemma()];
     for config in &mut all {
         let layer = config.layers[0].clone();
         config.layers.resize(5, layer);
+        config.max_positions = 8_192;
     }
     let gemma = all.last_mut().expect("five of them");
     let full = gemma.layers.iter().position(|layer| layer.window.is_none());
@@ -41,7 +42,7 @@ fn decoders() -> Vec<(Decoder, Conformance)> {
     all.into_iter().map(with_probe).collect()
 }
 
-fn old() -> impl Strategy<Value = Old> {
+pub fn old() -> impl Strategy<Value = Old> {
     prop_oneof![
         Just(Old::KeysValues),
         Just(Old::Residual),

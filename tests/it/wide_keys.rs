@@ -1,0 +1,44 @@
+//! Where keys and values are twice as wide as the residual, `Plan::residuals` halves what is held.
+
+use kv_direct::{
+    cache::{CacheBackend, FullKv, Plan, ResidualCheckpoint, ResidualConfig},
+    model::DecoderConfig,
+};
+
+use crate::support::{feed, probe, random, tokens};
+
+/// Bits at 2,000 tokens, and the share of the bytes that `FullKv` holds.
+fn halves(mut config: DecoderConfig) {
+    (config.intermediate, config.max_positions) = (96, 4_096);
+    let decoder = random(&config);
+    let shape = decoder.shape();
+    assert_eq!(
+        2 * shape.residuals_per_token(),
+        shape.keys_values_per_token()
+    );
+    let config = ResidualConfig::planned(Plan::residuals(&shape).with_hot(16))
+        .with_conformance(probe(&decoder));
+    let mut cache = ResidualCheckpoint::new(&shape, decoder.device(), config)
+        .expect("residuals are smaller, and the probe passed");
+    let mut full = FullKv::new(&shape);
+    for call in [&tokens(1, 1_500)[..], &tokens(2, 498), &[3], &[4]] {
+        assert!(feed(&decoder, &mut cache, call) == feed(&decoder, &mut full, call));
+    }
+    assert_eq!(cache.position(0), 2_000);
+    let share = cache.memory().total() as f64 / full.memory().total() as f64;
+    assert!((0.49..0.52).contains(&share), "{share}");
+}
+
+/// The widths of Qwen3-0.6B, an eighth of each: hidden 128, 16 query and 8 KV heads of 16.
+#[test]
+fn residuals_are_half_of_keys_and_values_of_the_widths_of_qwen3() {
+    let mut config = DecoderConfig::new(97, 128, 4, 16, 8);
+    (config.head_dim, config.qk_norm) = (16, true);
+    config.query_scale = 1.0 / 16f64.sqrt();
+    halves(config);
+}
+
+#[test]
+fn residuals_are_half_of_keys_and_values_where_every_query_head_has_its_own() {
+    halves(DecoderConfig::new(97, 128, 4, 4, 4));
+}
