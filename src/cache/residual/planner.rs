@@ -126,10 +126,7 @@ impl<'a> Planner<'a> {
     /// The most bytes a plan holds at any length up to the context.
     fn need(&self, plan: &Plan) -> usize {
         // All of it grows with the length, and with the tokens of a call.
-        let last = Standing {
-            windows: true,
-            ..Standing::steady(plan, self.rows, self.context - 1)
-        };
+        let last = Standing::steady(plan, self.rows, self.context - 1);
         let call = Standing {
             before: self.context.saturating_sub(self.call),
             recent: self.call.min(self.context),

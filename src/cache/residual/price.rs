@@ -35,7 +35,8 @@ pub struct Price {
     /// Bytes between steps on top of that: hot rows and windows, slack of buffers, and which slot holds which
     /// position.
     pub fixed: usize,
-    /// The most bytes that a step of one token holds on top of what is held between steps.
+    /// The most bytes that a step of one token holds on top of what is held between steps, also where it rebuilds
+    /// windows that a deep truncation or parking let go of.
     pub scratch: usize,
     /// Floating point operations of a step of one token; a multiplication and an addition are two.
     pub flops: u64,
@@ -186,7 +187,7 @@ impl Standing {
             held: 0,
             whole: 0,
             missing: context > plan.hot(),
-            windows: false,
+            windows: true,
             certified: false,
             differing: 0,
         }
