@@ -17,6 +17,8 @@ mod bad_input;
 mod budget;
 #[path = "it/budget_bytes.rs"]
 mod budget_bytes;
+#[path = "it/budget_edges.rs"]
+mod budget_edges;
 #[path = "it/by_folder.rs"]
 mod by_folder;
 #[path = "it/certify.rs"]

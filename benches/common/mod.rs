@@ -8,7 +8,8 @@ use std::{convert::Infallible, env, hint::black_box, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::CacheBackend,
+    cache::{CacheBackend, ResidualCheckpoint, ResidualConfig},
+    exact::conformance::Conformance,
     model::{Decoder, DecoderConfig, Input},
     pretrained::load,
 };
@@ -58,4 +59,25 @@ pub(crate) fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: u
     let prompt = Input::from(&prompt[..]).last_only();
     let logits = decoder.forward(prompt, cache).expect("it fits");
     black_box(logits.into_data());
+}
+
+/// The step of one token, undone.
+pub(crate) fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
+    let logits = decoder.forward(Input::from(&[7][..]), cache);
+    black_box(logits.expect("a step").into_data());
+    cache.truncate(tokens).expect("the last call");
+}
+
+pub(crate) fn probe(decoder: &Decoder) -> Conformance {
+    let shape = decoder.shape();
+    Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
+}
+
+pub(crate) fn residual(
+    decoder: &Decoder,
+    config: ResidualConfig,
+    probe: &Conformance,
+) -> ResidualCheckpoint {
+    let config = config.with_conformance(probe.clone());
+    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("flex is exact")
 }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 /// Times of each of `runs`, in turn, `count` times, added up to one duration.
-pub(crate) fn in_turn<const N: usize>(
+pub(crate) fn in_turn(
     count: u64,
-    times: &mut [Vec<Duration>; N],
+    times: &mut [Vec<Duration>],
     mut run: impl FnMut(usize),
 ) -> Duration {
     let mut all = Duration::ZERO;

@@ -22,7 +22,7 @@ use burn::tensor::Device;
 use self::{
     certify::Certified,
     prefix::{Prefix, Residuals},
-    turn::Turn,
+    turn::{Beside, Turn},
 };
 pub use self::{
     config::{Floor, ResidualConfig},
@@ -64,7 +64,7 @@ use crate::{
 /// * between steps with [`Floor::Tokens`] `hot · 2 · kv · L · b + 4 · T`; with [`Floor::Residuals`]
 ///   `hot · 2 · kv · L · b + T · d · L · b` (a row's residual is kept from the moment it comes in: it
 ///   cannot be had later); with a [`Plan`] what that says layer by layer, `2 · kv · b`, `d · b` or nothing a
-///   token. `hot` rows are reserved at once when the budget is first reached; rows that are all kept, and
+///   token. `hot` rows are reserved at once when they are first full; rows that are all kept, and
 ///   those of a window and its last call, stand in whole pieces of 512.
 /// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 128 queries, fewer with a
 ///   [smaller chunk](Plan::with_chunk).
@@ -135,7 +135,8 @@ impl ResidualCheckpoint {
     /// [`NotExact`](CacheError::NotExact) where the probe fails and rows are not to be
     /// [certified](ResidualConfig::with_certified_eviction),
     /// [`Conformance`](CacheError::Conformance) if the report handed over is about something else,
-    /// [`Larger`](CacheError::Larger) where residuals would save nothing.
+    /// [`Larger`](CacheError::Larger) where residuals would save nothing,
+    /// [`PlanLayers`](CacheError::PlanLayers) and [`PlanWindow`](CacheError::PlanWindow) for a plan of another model.
     pub fn new(
         shape: &ModelShape,
         device: &Device,
@@ -239,7 +240,7 @@ impl CacheBackend for ResidualCheckpoint {
         if answer.is_err() {
             self.progress.fail();
         }
-        answer
+        answer.map(|rows| rows.expect("the rows of the step are among them"))
     }
 
     fn commit(&mut self) -> Result<(), CacheError> {
@@ -342,7 +343,12 @@ impl CacheBackend for ResidualCheckpoint {
         } else if !rows.iter().copied().eq(0..self.rows()) {
             if rows.len() > self.rows() {
                 let lengths: Vec<usize> = rows.iter().map(|&row| self.position(row)).collect();
-                let whole = self.affordable(&lengths, &lengths, 0)?;
+                let beside = Beside {
+                    recent: self.beyond_windows(),
+                    ..Beside::default()
+                };
+                let whole = self.affordable(&lengths, &lengths, beside)?;
+
                 self.make_room(&whole);
             }
             self.layers
@@ -359,6 +365,10 @@ impl CacheBackend for ResidualCheckpoint {
             }
             self.dropped = rows.iter().map(|&row| self.dropped[row]).collect();
             self.progress.select_rows(rows);
+            let longest = self.progress.lengths().iter().copied().max().unwrap_or(0);
+            self.emptied &= longest > 0;
+            let residuals = self.residuals.iter_mut();
+            residuals.for_each(|residuals| residuals.truncate(longest));
             (self.scratch_peak, self.sliding_peak) = (0, 0);
         }
         Ok(())

@@ -32,8 +32,8 @@ pub struct ModelShape {
     pub dtype: DType,
     /// Heads, and the shapes that kernels choose their path by.
     pub kernels: KernelShapes,
-    /// Width inside the feed-forward layer, of gate and up each; 0 where it is not known: prices then leave
-    /// that layer out.
+    /// Width inside the feed-forward layer, of gate and up each; 0 where it is not known: prices, budgets and
+    /// reports of scratch then leave that layer out.
     pub intermediate: usize,
     /// Size of the vocabulary; 0 where it is not known: prices then leave the head out.
     pub vocab: usize,

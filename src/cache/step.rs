@@ -88,6 +88,12 @@ impl TokenIds {
         }
     }
 
+    /// Gives growth slack back, but for the last piece.
+    pub(crate) fn shrink_to_pieces(&mut self) {
+        let rows = self.0.iter_mut();
+        rows.for_each(|row| row.shrink_to(row.len().next_multiple_of(PIECE)));
+    }
+
     /// Gives growth slack back.
     pub(crate) fn shrink(&mut self) {
         self.0.iter_mut().for_each(Vec::shrink_to_fit);

@@ -59,8 +59,8 @@ impl Attend {
 /// Query head `h` reads KV head `h / (heads / kv_heads)`; nothing is repeated in memory.
 ///
 /// # Cost
-/// Scores are held for a block of at most 128 queries at a time ([`attention_scratch`] says how
-/// many bytes that is). Pieces that no query of a block can see are skipped, and so are the slots of
+/// Scores are held for a block of 16 to 128 queries at a time, fewer where they see more slots
+/// ([`attention_scratch`] says how many bytes that is). Pieces that no query of a block can see are skipped, and so are the slots of
 /// the last one behind the last seen, in tiles of 64; that changes no bit.
 ///
 /// # Panics
@@ -110,12 +110,18 @@ pub fn attention_scratch(
     slots: usize,
     element: usize,
 ) -> usize {
-    let block = tokens.min(QUERY_BLOCK);
-    batch * block * slots * element * 2 * heads
+    let row = heads * slots;
+    let fewest = tokens.min(FEWEST_QUERIES) * row;
+    let scores = (tokens.min(QUERY_BLOCK) * row).min(SCORES.max(fewest));
+    batch * scores * element * 2
 }
 
-/// Queries whose scores are held at a time.
+/// Queries whose scores are held at a time, at most.
 const QUERY_BLOCK: usize = 128;
+/// Queries whose scores are held at a time, however many slots they see.
+const FEWEST_QUERIES: usize = 16;
+/// Scores of a batch row held at a time, unless fewer queries have more.
+const SCORES: usize = 1 << 19;
 /// Slots that are read or left out together: a piece is read as far as a query of the block sees.
 /// What is left out would add zeros at the end of a reduction. Divides [`PIECE`].
 const TILE: usize = 64;
@@ -144,9 +150,13 @@ pub(super) fn run(
     );
     let group = heads / kv_heads;
     let query = query.mul_scalar(attend.scale);
-    let mut blocks = Vec::with_capacity(tokens.div_ceil(QUERY_BLOCK));
-    for from in (0..tokens).step_by(QUERY_BLOCK) {
-        let block = from..(from + QUERY_BLOCK).min(tokens);
+    let mut blocks = Vec::new();
+    let mut from = 0;
+    while from < tokens {
+        let most = queries.narrow(from..(from + QUERY_BLOCK).min(tokens));
+        let fits = block_of(heads, pieces_seen(&most, positions, attend.window).len());
+        let block = from..(from + fits).min(tokens);
+        from = block.end;
         let count = block.len();
         let at = queries.narrow(block.clone());
         let read = pieces_seen(&at, positions, attend.window);
@@ -193,6 +203,18 @@ pub(super) fn run(
         blocks.remove(0)
     } else {
         Tensor::cat(blocks, 1)
+    }
+}
+
+/// Queries of a block that see this many slots.
+const fn block_of(heads: usize, slots: usize) -> usize {
+    let fits = SCORES / (heads * slots) / FEWEST_QUERIES * FEWEST_QUERIES;
+    if fits < FEWEST_QUERIES {
+        FEWEST_QUERIES
+    } else if fits > QUERY_BLOCK {
+        QUERY_BLOCK
+    } else {
+        fits
     }
 }
 

@@ -466,7 +466,8 @@ fn a_device_that_fails_the_probe_is_refused_and_what_failed_is_named() {
     assert!(!found.is_exact());
     let mut shape = ModelShape::new(3, 64, DType::F32, shapes);
     shape.windows = vec![None; 3];
-    let refused = ResidualCheckpoint::new(&shape, decoder.device(), ResidualConfig::new(8));
+    let config = ResidualConfig::new(8).with_certified_eviction(false);
+    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config);
     let error = refused.expect_err("not exact").to_string();
     assert!(error.contains("Linear [600, 1] in calls of"), "{error}");
 }

@@ -80,7 +80,7 @@ impl ResidualConfig {
         }
     }
 
-    /// What is kept of older tokens, in every layer alike. A plan keeps its hot rows.
+    /// What is kept of older tokens, in every layer alike, instead of a plan, of which only the hot rows stay.
     #[must_use]
     pub fn with_floor(mut self, floor: Floor) -> Self {
         let hot = match &self.layout {
@@ -92,7 +92,9 @@ impl ResidualConfig {
     }
 
     /// Never holds more than `bytes`, rows, ids, slack and the scratch of a step together: a step that would is
-    /// [refused](crate::cache::CacheError::StepBytes) before anything changes.
+    /// [refused](crate::cache::CacheError::StepBytes) before anything changes. (Not counted is the old content while
+    /// `set_state` replaces it.) What a block's feed-forward layer takes is known from
+    /// [`ModelShape::intermediate`](crate::cache::ModelShape::intermediate).
     ///
     /// What the budget leaves free at the present length is used: keys and values of as many layers as fit stay
     /// though the plan does not keep them, top layers first, until a longer context needs their room.
@@ -102,7 +104,7 @@ impl ResidualConfig {
         self
     }
 
-    /// Accepts a floor that holds more bytes than the keys and values it replaces.
+    /// Accepts a floor or plan that holds more bytes than the keys and values it replaces.
     #[must_use]
     pub const fn even_if_larger(mut self) -> Self {
         self.even_if_larger = true;

@@ -51,9 +51,10 @@ impl Need {
             (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, standing, layer)));
         let residuals = (0..shape.layers()).filter(|&layer| plan.old(layer) == Old::Residual);
         let ids = usize::from(plan.keeps_ids()) * size_of::<u32>() * whole(after);
+        let ids = standing.rows * ids;
         let between = layers.clone().sum::<usize>()
             + residuals.count() * bytes.residuals(after.next_multiple_of(plan.chunk()))
-            + standing.rows * ids
+            + ids
             + bytes.slots(standing.differing);
 
         // A layer's buffers beside the larger or smaller ones that take their place.
@@ -66,7 +67,8 @@ impl Need {
         };
         let replayed = standing.missing || limited && after > plan.hot();
         let scratch = if replayed {
-            answer + replay(shape, plan, standing, &bytes, moving)
+            // A resume works on ids of its own.
+            answer + ids + replay(shape, plan, standing, &bytes, moving)
         } else {
             // Rows that are no whole pieces are read from a padded copy.
             moving + answer

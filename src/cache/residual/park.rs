@@ -2,7 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use super::{ResidualCheckpoint, prefix::Prefix, turn::Turn};
+use super::{
+    ResidualCheckpoint,
+    prefix::Prefix,
+    turn::{Beside, Turn},
+};
 use crate::{
     cache::{CacheError, LayerIndex, Replay, rows::Rows},
     exact::in_pool,
@@ -27,7 +31,8 @@ impl ResidualCheckpoint {
     /// the cache is as it was before: parked. A cache that is not [parked](Self::is_parked) asks nothing.
     ///
     /// # Errors
-    /// [`Poisoned`](CacheError::Poisoned) while a step is open, and whatever the replay runs into.
+    /// [`Poisoned`](CacheError::Poisoned) while a step is open, [`StepBytes`](CacheError::StepBytes) where a budget
+    /// has no room beside what is held, and whatever the replay runs into.
     ///
     /// ```
     /// # #[cfg(feature = "model")]
@@ -97,15 +102,29 @@ impl ResidualCheckpoint {
             .iter()
             .zip(&anchor)
             .map(|(length, anchor)| length - anchor);
-        let whole = self.affordable(&lengths, &lengths, drafted.max().unwrap_or(0))?;
+        // Beside the cache itself, so that it is as it was where this breaks off.
+        let mut resumed = self.clone();
+        let lacking = (0..layers).filter(|&layer| self.lacks(layer));
+        let twice = lacking.map(|layer| {
+            let (used, free) = self.layers[layer].bytes();
+            used + free
+        });
+        let twice = twice.sum::<usize>();
+        let recent = drafted.max().unwrap_or(0).max(self.beyond_windows());
+        let beside = Beside {
+            recent,
+            bytes: twice,
+            // What the cache holds stays as long as this may break off.
+            whole: self.whole.iter().filter(|&&whole| whole).count(),
+        };
+        let whole = self.affordable(&lengths, &lengths, beside)?;
         let hot = self.plan.hot();
         let oldest = lengths.iter().map(|length| length.saturating_sub(hot));
         let missing = |layer: usize| match self.shape.slides(layer) {
             true => self.emptied,
-            false => self.lacks(layer),
+            false => resumed.lacks(layer),
         };
-        // Beside the cache itself, so that it is as it was where this breaks off.
-        let mut resumed = self.clone();
+        let flow = self.plan.flow(missing);
         if self.emptied {
             resumed.layers.iter_mut().for_each(|rows| {
                 rows.slide(&anchor);
@@ -113,9 +132,9 @@ impl ResidualCheckpoint {
         }
         resumed.limit_layers(&whole);
         resumed.turn = Turn {
-            carried: self.dropped.clone(),
+            carried: resumed.dropped.clone(),
             oldest: oldest.collect(),
-            flow: self.plan.flow(missing),
+            flow,
             whole,
         };
         (resumed.scratch_peak, resumed.sliding_peak) = (0, 0);
@@ -141,6 +160,7 @@ impl ResidualCheckpoint {
         resumed.replaying = Prefix::default();
         resumed.answer_rows = Rows::by_position();
         resumed.end_turn();
+        resumed.scratch_peak += twice + resumed.tokens.bytes();
         *self = resumed;
         Ok(ControlFlow::Continue(()))
     }

@@ -61,6 +61,9 @@ pub(super) struct Flow {
 }
 
 impl Plan {
+    /// The most rows of a call of a replay.
+    pub(super) const WIDEST: usize = 4096;
+
     /// What is kept at every layer.
     ///
     /// # Errors
@@ -145,11 +148,15 @@ impl Plan {
         self
     }
 
-    /// With replays in calls of `rows` rows, at least 1; 128 before. Fewer need less memory for their scores and
+    /// With replays in calls of `rows` rows, at least 1 and at most 4,096; 128 before. Fewer need less memory for their scores and
     /// take longer; bits do not depend on it.
     #[must_use]
     pub const fn with_chunk(mut self, rows: usize) -> Self {
-        self.chunk = if rows == 0 { 1 } else { rows };
+        self.chunk = match rows {
+            0 => 1,
+            rows if rows > Self::WIDEST => Self::WIDEST,
+            rows => rows,
+        };
         self
     }
 

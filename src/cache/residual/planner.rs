@@ -3,19 +3,22 @@
 use super::{
     Old, Plan, Price, Speeds,
     need::{Need, Standing, rebuilt},
+    price::MOST_TOKENS,
 };
 use crate::cache::{CacheError, ModelShape};
 
 /// Finds the plan with the least predicted time a step for a context and a budget of bytes.
 ///
-/// It looks at plans that replay layers from the token ids up to some layer, or, where there are layers with a window,
-/// from a residual kept in the middle; and that keep residuals or keys and values elsewhere. Layers with a window come
-/// for free. Each with replays in calls of every number of rows that was measured, and with as many hot rows as then
-/// fit.
+/// Where three layers or fewer show all keys it looks at every choice for them; else at plans that replay layers from the
+/// token ids up to some layer, or, where there are layers with a window,
+/// from a residual kept in the middle; and that keep residuals or keys and values elsewhere. Layers with a window keep
+/// their window in every plan. Every plan is tried with each measured number of rows a call, and with as many hot rows as
+/// then fit.
 ///
 /// A budget covers rows, ids, slack and the scratch of a step, at every length up to the context; hand it to the
 /// cache as well ([`ResidualConfig::with_budget`](super::ResidualConfig::with_budget)), which holds it and uses what
-/// shorter texts leave free.
+/// shorter texts leave free. A cache that [certifies rows](super::ResidualConfig::with_certified_eviction) needs room
+/// for those that differ, which no plan can know: leave some.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -46,11 +49,19 @@ pub struct Planner<'a> {
     call: usize,
 }
 
+/// Of so many layers that show all keys every combination is tried.
+const FEW: usize = 3;
+
 impl<'a> Planner<'a> {
-    /// For contexts of up to `context` tokens, the token of a step included, in one batch row.
+    /// For contexts of up to `context` tokens, the token of a step included, in one batch row. At least 1 token, at most
+    /// 2²⁴.
     #[must_use]
     pub const fn new(shape: &'a ModelShape, speeds: &'a Speeds, context: usize) -> Self {
-        let context = if context == 0 { 1 } else { context };
+        let context = match context {
+            0 => 1,
+            context if context > MOST_TOKENS => MOST_TOKENS,
+            context => context,
+        };
         Self {
             shape,
             speeds,
@@ -68,7 +79,8 @@ impl<'a> Planner<'a> {
     }
 
     /// For calls of at most so many tokens, at least 1; before, for prompts of the whole context in one call. Only
-    /// layers with a window hold more after a longer call.
+    /// layers with a window hold more after a longer call. Tokens of a draft count as one call together, with those of
+    /// the call before it.
     #[must_use]
     pub const fn with_calls(mut self, tokens: usize) -> Self {
         self.call = if tokens == 0 { 1 } else { tokens };
@@ -80,6 +92,9 @@ impl<'a> Planner<'a> {
     ///
     /// # Errors
     /// [`BudgetBytes`](CacheError::BudgetBytes) with the smallest budget that works.
+    ///
+    /// # Cost
+    /// Milliseconds for 30 layers; grows with their square, and where residuals are smaller with their cube.
     pub fn plan(&self, budget: usize) -> Result<Plan, CacheError> {
         let mut best: Option<(f64, Plan)> = None;
         for plan in self.candidates() {
@@ -125,15 +140,12 @@ impl<'a> Planner<'a> {
 
     /// The most bytes a plan holds at any length up to the context.
     fn need(&self, plan: &Plan) -> usize {
-        // All of it grows with the length, and with the tokens of a call.
-        let last = Standing::steady(plan, self.rows, self.context - 1);
-        let call = Standing {
-            before: self.context.saturating_sub(self.call),
+        // All of it grows with the length, and with the tokens of a call: no step needs more than this one would.
+        let standing = Standing {
             recent: self.call.min(self.context),
-            ..last
+            ..Standing::steady(plan, self.rows, self.context - 1)
         };
-        let peak = |standing| Need::of(self.shape, plan, standing).peak();
-        peak(last).max(peak(call))
+        Need::of(self.shape, plan, standing).peak()
     }
 
     /// With as many hot rows as fit; none where not even the plan without any does.
@@ -145,7 +157,7 @@ impl<'a> Planner<'a> {
         if rebuilt(self.shape, &plan).next().is_none() {
             return Some(plan);
         }
-        // Fewer than there are tokens: there is room for a replay of all of them, as parking needs it.
+        // At most context - 1: `need` then always has room for a replay.
         let (mut low, mut high) = (0, self.context);
         while high - low > 1 {
             let middle = low.midpoint(high);
@@ -160,8 +172,11 @@ impl<'a> Planner<'a> {
     /// Plans without hot rows, each in calls of every number of rows that was measured.
     fn candidates(&self) -> impl Iterator<Item = Plan> + '_ {
         let shapes = self.layers();
-        let chunks = self.speeds.chunks.iter().map(|chunk| chunk.rows);
-        chunks.flat_map(move |chunk| {
+        let mut chunks: Vec<usize> = self.speeds.chunks.iter().map(|chunk| chunk.rows).collect();
+        if chunks.is_empty() {
+            chunks.push(Plan::tokens(self.shape).chunk());
+        }
+        chunks.into_iter().flat_map(move |chunk| {
             let plan = move |layers: &Vec<Old>| {
                 let plan = Plan::new(self.shape, layers.clone()).ok()?;
                 let all = self.shape.keys_values_per_old_token();
@@ -179,6 +194,19 @@ impl<'a> Planner<'a> {
         let full: Vec<usize> = (0..shape.layers()).filter(|&l| !shape.slides(l)).collect();
         let count = full.len();
         let mut all = Vec::new();
+        if count <= FEW {
+            let choices = [Old::KeysValues, Old::Residual, Old::Nothing];
+            for choice in 0..choices.len().pow(count as u32) {
+                let mut layers = vec![Old::Nothing; shape.layers()];
+                let mut rest = choice;
+                for &layer in &full {
+                    layers[layer] = choices[rest % choices.len()];
+                    rest /= choices.len();
+                }
+                all.push(layers);
+            }
+            return all;
+        }
         let mut add = |start: usize, end: usize, from_residual: bool, first: bool| {
             // Of the layers that are not replayed so many keep residuals: those above first.
             for residuals in 0..=start + count - end {

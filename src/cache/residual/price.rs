@@ -10,6 +10,9 @@ use super::{
 };
 use crate::{cache::ModelShape, exact::PIECE};
 
+/// Tokens of a context that is priced, at most: products of sizes then fit 64 bits.
+pub(super) const MOST_TOKENS: usize = 1 << 24;
+
 /// What a plan costs at a length: bytes held, and a step of one token.
 ///
 /// ```
@@ -68,7 +71,7 @@ impl Price {
     }
 
     /// Seconds of a step of one token on a device with these speeds: for a replay in calls of another number of
-    /// rows than were measured, those of the nearest.
+    /// rows than were measured, those of the nearest; infinite where none was.
     #[must_use]
     pub fn seconds(&self, speeds: &Speeds) -> f64 {
         let Work {
@@ -81,7 +84,12 @@ impl Price {
             .chunks
             .iter()
             .min_by_key(|speed| speed.rows.abs_diff(chunk));
-        let replay = nearest.map_or(0.0, |speed| {
+        let unknown = if projection + block == 0 {
+            0.0
+        } else {
+            f64::INFINITY
+        };
+        let replay = nearest.map_or(unknown, |speed| {
             projection as f64 / speed.projection
                 + block as f64 / speed.block
                 + attention as f64 / speed.attention
@@ -92,15 +100,23 @@ impl Price {
 
 impl Plan {
     /// What this plan costs once `context` tokens are held by one batch row, without a budget.
+    ///
+    /// # Panics
+    /// If it is a plan for a model of other layers, or `context` is more than 2²⁴.
     #[must_use]
     pub fn price(&self, shape: &ModelShape, context: usize) -> Price {
+        assert!(context <= MOST_TOKENS, "a context of {context} tokens");
         self.price_of(shape, Standing::steady(self, 1, context))
     }
 
     /// As [`price`](Self::price) in a cache with a budget, which holds more than the plan says
     /// [as long as it has the room](super::ResidualConfig::with_budget).
+    ///
+    /// # Panics
+    /// As [`price`](Self::price).
     #[must_use]
     pub fn price_within(&self, shape: &ModelShape, context: usize, budget: usize) -> Price {
+        assert!(context <= MOST_TOKENS, "a context of {context} tokens");
         let layers = rebuilt(shape, self).count();
         let standing = |whole| Standing {
             held: whole,
@@ -126,6 +142,7 @@ impl Plan {
             ..Work::default()
         };
         let weights = shape.layers() * shape.block_weights() + shape.hidden * shape.vocab;
+        let mut read_by: Vec<(Option<usize>, usize)> = Vec::new();
         let (mut moved, mut own) = (weights * element, 2 * rows * weights);
         for (layer, Flow { enters, leaves }) in self.flow(lacks).into_iter().enumerate() {
             let window = shape.windows[layer].map(|window| window.get());
@@ -147,8 +164,12 @@ impl Plan {
             if leaves {
                 let rest = shape.block_weights() - shape.projection_weights();
                 work.block += (2 * carried * rest) as u64;
-                let slots = attended(old, self.chunk(), window);
-                work.attention += (rows * attention_flops(shape, slots)) as u64;
+                let known = read_by.iter().find(|(of, _)| *of == window);
+                let slots =
+                    known.map_or_else(|| attended(old, self.chunk(), window), |known| known.1);
+                read_by.push((window, slots));
+                let flops = rows.saturating_mul(attention_flops(shape, slots));
+                work.attention = work.attention.saturating_add(flops as u64);
             }
         }
         Price {
@@ -156,7 +177,9 @@ impl Plan {
             per_token,
             fixed: between.saturating_sub(before * per_token),
             scratch,
-            flops: own as u64 + work.projection + work.block + work.attention,
+            flops: work
+                .attention
+                .saturating_add(own as u64 + work.projection + work.block),
             moved: moved as u64,
             work,
         }

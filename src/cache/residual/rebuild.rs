@@ -10,20 +10,21 @@ use crate::{
 type Placed<'a> = Option<(&'a Projection, &'a Positions)>;
 
 impl ResidualCheckpoint {
-    /// All rows of a layer, the `new` ones among them; old rows on their way through the layers are taken on.
+    /// All rows of a layer, the `new` ones among them, if there are any; old rows on their way through the layers are
+    /// taken on.
     pub(super) fn answer(
         &mut self,
         layer: usize,
         new: Placed<'_>,
         replay: &dyn Replay,
-    ) -> Result<KeysValues, CacheError> {
+    ) -> Result<Option<KeysValues>, CacheError> {
         let drops = !self.turn.whole[layer] && self.turn.oldest.iter().any(|&rows| rows > 0);
         if self.shape.slides(layer) {
             self.slide(layer, new, replay)
         } else if self.plan.rebuilds(layer) && (drops || self.lacks(layer)) {
-            self.rebuild(layer, new, replay)
+            self.rebuild(layer, new, replay).map(Some)
         } else {
-            self.keep(layer, new, replay)
+            self.keep(layer, new, replay).map(Some)
         }
     }
 
@@ -59,13 +60,13 @@ impl ResidualCheckpoint {
         Ok(keys_values)
     }
 
-    /// All rows of a layer with a window.
+    /// All rows of a layer with a window; none where it shows nothing but what is new, and nothing is.
     fn slide(
         &mut self,
         layer: usize,
         new: Placed<'_>,
         replay: &dyn Replay,
-    ) -> Result<KeysValues, CacheError> {
+    ) -> Result<Option<KeysValues>, CacheError> {
         let Flow { enters, leaves: on } = self.turn.flow[layer];
         if enters {
             let mut prefix = self.prefix(layer, replay)?;
@@ -80,9 +81,12 @@ impl ResidualCheckpoint {
         }
         let store = &mut self.layers[layer];
         let moved = new.map_or(0, |(new, positions)| store.append(new, positions));
-        let keys_values = store.read();
+        let keys_values = match store.capacity() {
+            0 => None,
+            _ => Some(store.read()?),
+        };
         self.count(moved + self.replaying.bytes());
-        keys_values
+        Ok(keys_values)
     }
 
     /// Takes the carried rows through a layer with a window; those that it shows go into `store` where there is
@@ -99,10 +103,10 @@ impl ResidualCheckpoint {
         let carried = &self.turn.carried;
         // What came since then stays whatever the window shows.
         let needed = |row: usize, key| key >= anchor[row] || visible(anchor[row], key, window);
-        let mut reach = Rows::new(window);
+        let (mut reach, mut grown) = (Rows::new(window), 0);
         let held = prefix.pass(carried, replay, on, &mut reach, |rows, positions| {
             if let Some(store) = &mut store {
-                store.append(rows, &positions.filter(needed));
+                grown = store.append(rows, &positions.filter(needed)).max(grown);
             }
         })?;
         let (batch, chunk) = (carried.len(), self.plan.chunk());
@@ -113,7 +117,7 @@ impl ResidualCheckpoint {
         let temporaries = self.projection_bytes(batch).max(block);
         let (used, free) = reach.bytes();
         // Rows are moved before a block runs, not while it does.
-        Ok(prefix.bytes() + held.max(used + free + temporaries))
+        Ok(prefix.bytes() + held.max(used + free + temporaries.max(grown)))
     }
 
     /// All rows of a layer without a window that lacks old ones or lets some go: rebuilt, exact, new. Then the

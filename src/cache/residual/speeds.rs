@@ -12,9 +12,9 @@ use crate::{
     positions::Positions,
 };
 
-/// How fast a device computes and reads for one model: what prices are turned into seconds by.
+/// How fast a device computes and reads for one model; [`Price::seconds`](super::Price::seconds) uses it.
 ///
-/// [`measure`](Self::measure) runs blocks of the model for a second or so. The text that `Display` writes can be
+/// [`measure`](Self::measure) runs blocks of the model for a few seconds. The text that `Display` writes can be
 /// stored and parsed, so that it is measured once for a model and machine.
 ///
 /// ```
@@ -31,7 +31,7 @@ use crate::{
 pub struct Speeds {
     /// Bytes a second at which a step of one token reads weights, keys and values.
     pub read: f64,
-    /// Replays in calls of this many rows and of others, fewest rows first.
+    /// One entry for each number of rows a call that was measured, fewest first.
     pub chunks: Vec<ChunkSpeed>,
 }
 
@@ -42,7 +42,7 @@ pub struct Speeds {
 pub struct ChunkSpeed {
     /// Rows of a call.
     pub rows: usize,
-    /// Of the projection to keys and values, its norm and rotation included.
+    /// Of the projection to keys and values, its norm and rotation included, and writing them where attention reads.
     pub projection: f64,
     /// Of a block's other matrices, everything between them included.
     pub block: f64,
@@ -54,8 +54,10 @@ pub struct ChunkSpeed {
 const ROWS: [usize; 5] = [16, 32, 64, 128, 256];
 /// The most tokens that attention is measured with.
 const LONGEST: usize = 2048;
-/// Times each call is measured; the median counts.
-const TIMES: usize = 5;
+/// Times each call is measured at least, and at most; the median counts.
+const TIMES: (usize, usize) = (5, 200);
+/// Seconds that the times of a call add up to at least, unless it comes to its most times before.
+const SECONDS: f64 = 0.1;
 
 impl Speeds {
     /// Measures blocks of a model for contexts of `context` tokens, the model at a layer given by `at`. Other work
@@ -65,8 +67,8 @@ impl Speeds {
     /// Whatever the blocks run into.
     ///
     /// # Cost
-    /// Fifteen calls of a block for each of five numbers of rows, 16 to 256: about a second for SmolLM2-135M on two
-    /// cores.
+    /// Three kinds of calls of a block for each of five numbers of rows, 16 to 256, and a step through all layers, a tenth
+    /// of a second each: two seconds for SmolLM2-135M on two cores.
     ///
     /// ```
     /// # #[cfg(feature = "model")]
@@ -95,6 +97,12 @@ impl Speeds {
         R: Replay,
     {
         shape.validate()?;
+        if shape.layers() == 0 {
+            return Err(CacheError::ModelShape {
+                what: "layers",
+                found: 0,
+            });
+        }
         // A layer that shows all keys, where there is one: its attention grows with the context.
         let layer = shape.windows.iter().position(Option::is_none).unwrap_or(0);
         let block = |rows: usize| {
@@ -150,7 +158,7 @@ impl Speeds {
 
 /// Operations of attention for one query over so many slots.
 pub(super) const fn attention_flops(shape: &ModelShape, slots: usize) -> usize {
-    4 * shape.kernels.heads * shape.kernels.head_dim * slots
+    (4 * shape.kernels.heads * shape.kernels.head_dim).saturating_mul(slots)
 }
 
 /// The two numbers of tokens that attention is measured with, for calls of `rows` rows.
@@ -168,7 +176,6 @@ struct Times {
 
 /// A block with rows to run through it.
 struct Block<'a, R> {
-    shape: &'a ModelShape,
     at: &'a R,
     rows: usize,
     residual: Tensor<3>,
@@ -184,7 +191,6 @@ impl<'a, R: Replay> Block<'a, R> {
         let numbers = (0..rows * shape.hidden).map(|i| (i % 23) as f32 / 23.0 - 0.5);
         let data = TensorData::new(numbers.collect::<Vec<_>>(), [1, rows, shape.hidden]);
         Ok(Self {
-            shape,
             at,
             rows,
             residual: Tensor::from_data(data, (device, shape.dtype)),
@@ -195,8 +201,12 @@ impl<'a, R: Replay> Block<'a, R> {
         let (short, long) = spans(context, self.rows);
         let positions = |end: usize| Positions::contiguous(&[end - self.rows], &[self.rows]);
         let first = positions(self.rows);
+        let mut stored = Rows::by_position();
         let projected = median(|| {
             let rows = self.at.project(self.residual.clone(), &first)?;
+            stored.vacate();
+            stored.reserve(long.next_multiple_of(PIECE), &rows);
+            stored.append(&rows, &first);
             rows.values.into_data();
             Ok(())
         })?;
@@ -236,7 +246,6 @@ impl<'a, R: Replay> Block<'a, R> {
         let repeat = |rows: Tensor<4>| rows.repeat_dim(2, times).slice_dim(2, 0..tokens);
         let mut rows = Rows::by_position();
         let all = Projection::new(repeat(keys), repeat(values));
-        debug_assert_eq!(all.keys.dims()[1], self.shape.kernels.kv_heads);
         rows.append(&all, &Positions::contiguous(&[0], &[tokens]));
         rows.read()
     }
@@ -245,12 +254,13 @@ impl<'a, R: Replay> Block<'a, R> {
 /// The median of several times that `work` takes, after one that does not count.
 fn median(mut work: impl FnMut() -> Result<(), CacheError>) -> Result<f64, CacheError> {
     work()?;
-    let mut times = Vec::with_capacity(TIMES);
-    for _ in 0..TIMES {
+    let (mut times, mut all) = (Vec::new(), 0.0);
+    while times.len() < TIMES.0 || all < SECONDS && times.len() < TIMES.1 {
         let start = Instant::now();
         work()?;
         times.push(start.elapsed().as_secs_f64());
+        all += times[times.len() - 1];
     }
     times.sort_unstable_by(f64::total_cmp);
-    Ok(times[TIMES / 2].max(f64::MIN_POSITIVE))
+    Ok(times[times.len() / 2].max(f64::MIN_POSITIVE))
 }

@@ -52,6 +52,7 @@ impl ResidualCheckpoint {
             [1] => true,
             _ => return Err(wrong("emptied", "it is neither 0 nor 1")),
         };
+        cache.emptied &= lengths.iter().any(|&length| length > 0);
         if self.plan.keeps_ids() {
             let mut ids = state.ids("ids")?;
             if lengths.iter().sum::<usize>() != ids.len() {
@@ -66,7 +67,7 @@ impl ResidualCheckpoint {
         }
         for layer in 0..self.shape.layers() {
             let slots = || format!("layer.{layer}.slots");
-            let rows = self.layers[layer].restored(layer, &lengths, &self.shape, state)?;
+            let rows = cache.layers[layer].restored(layer, &lengths, &self.shape, state)?;
             let kept = !self.shape.slides(layer) && !self.plan.rebuilds(layer);
             if cache.emptied && !kept && rows.capacity() > 0 {
                 return Err(wrong("emptied", "rows are held"));

@@ -5,7 +5,10 @@ use super::{
     need::{Need, Standing, rebuilt},
     plan::Flow,
 };
-use crate::cache::{CacheBackend, CacheError, Step, rows::Rows};
+use crate::{
+    cache::{CacheBackend, CacheError, Step, rows::Rows},
+    exact::PIECE,
+};
 
 /// The old rows of the open step.
 #[derive(Debug, Clone, Default)]
@@ -20,14 +23,24 @@ pub(super) struct Turn {
     pub(super) flow: Vec<Flow>,
 }
 
+/// What a step or a resume has to leave room for beside the rows of the lengths it is about.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Beside {
+    /// Rows that windows hold beyond what they show.
+    pub(super) recent: usize,
+    /// Bytes of other things.
+    pub(super) bytes: usize,
+    /// Layers that must go on holding every row.
+    pub(super) whole: usize,
+}
+
 impl ResidualCheckpoint {
-    /// Which layers may hold every row while `after` tokens are held, those of the draft or the step in
-    /// windows as `recent` says.
+    /// Which layers may hold every row while `after` tokens are held.
     pub(super) fn affordable(
         &self,
         before: &[usize],
         after: &[usize],
-        recent: usize,
+        beside: Beside,
     ) -> Result<Vec<bool>, CacheError> {
         let mut whole = vec![false; self.layers.len()];
         let Some(budget) = self.budget else {
@@ -39,26 +52,27 @@ impl ResidualCheckpoint {
                 rows: after.len(),
                 before: most(before),
                 after: most(after),
-                recent,
+                recent: beside.recent,
                 held: self.whole.iter().filter(|&&whole| whole).count(),
                 whole,
                 missing: self.emptied || self.dropped.iter().any(|&rows| rows > 0),
                 windows: self.emptied,
                 certified: self.certified,
-                differing: self.differing(),
+                differing: self.differing() + self.uncertain(after),
             };
-            Need::of(&self.shape, &self.plan, standing).peak()
+            beside.bytes + Need::of(&self.shape, &self.plan, standing).peak()
         };
         let layers = rebuilt(&self.shape, &self.plan);
         // A certificate is given when rows leave for good.
         let most_layers = if self.certified { 0 } else { layers.count() };
-        let Some(fits) = (0..=most_layers)
+        let least = beside.whole;
+        let Some(fits) = (least..=most_layers)
             .rev()
             .find(|&whole| needed(whole) <= budget)
         else {
             return Err(CacheError::StepBytes {
                 budget,
-                needed: needed(0),
+                needed: needed(least),
                 differing: self.differing(),
             });
         };
@@ -66,6 +80,16 @@ impl ResidualCheckpoint {
             whole[layer] = true;
         }
         Ok(whole)
+    }
+
+    /// Rows that windows hold beyond what they show, at most, to a piece: those of the last call and of a draft, and
+    /// those of calls that were undone.
+    pub(super) fn beyond_windows(&self) -> usize {
+        let windows = self.layers.iter().zip(&self.shape.windows);
+        let beyond = windows.filter_map(|(rows, window)| {
+            Some(rows.capacity().saturating_sub((*window)?.get() + PIECE))
+        });
+        beyond.max().unwrap_or(0)
     }
 
     /// Layers that may hold every row once `step` is over; refuses one that does not fit the budget.
@@ -86,7 +110,11 @@ impl ResidualCheckpoint {
             .iter()
             .zip(&anchor)
             .map(|(after, anchor)| after - anchor);
-        self.affordable(step.starts(), &after, recent.max().unwrap_or(0))
+        let beside = Beside {
+            recent: recent.max().unwrap_or(0),
+            ..Beside::default()
+        };
+        self.affordable(step.starts(), &after, beside)
     }
 
     /// Decides what the step that has just begun does; layers that can no longer hold every row let go of the
@@ -185,6 +213,21 @@ impl ResidualCheckpoint {
     /// Whether every layer that shows all keys holds every row, whatever their number.
     fn all_held(&self) -> bool {
         (0..self.layers.len()).all(|layer| !self.plan.rebuilds(layer) || self.whole[layer])
+    }
+
+    /// Rows, of all layers, that a step to these lengths may have to keep because they differ, beyond those of one
+    /// block, for which there is room.
+    fn uncertain(&self, after: &[usize]) -> usize {
+        if !self.certified {
+            return 0;
+        }
+        let (hot, chunk) = (self.plan.hot(), self.plan.chunk());
+        let dropped = self.dropped.iter().copied().chain(std::iter::repeat(0));
+        let leaving = after.iter().zip(dropped).map(|(after, dropped)| {
+            let oldest = after.saturating_sub(hot) / chunk * chunk;
+            oldest.saturating_sub(dropped).saturating_sub(chunk)
+        });
+        leaving.sum::<usize>() * rebuilt(&self.shape, &self.plan).count()
     }
 
     /// Rows kept because they differed when they were rebuilt, of all layers.

@@ -24,18 +24,21 @@ impl ResidualCheckpoint {
         self.settle();
     }
 
-    /// Gives back what half of the buffers no longer need, outside of drafts.
+    /// Gives back what half of the buffers no longer need, outside of drafts; with a budget all that is not needed,
+    /// always: a budget is about what is needed, not about what was.
     pub(super) fn settle(&mut self) {
         (self.scratch_peak, self.sliding_peak) = (0, 0);
+        if self.budget.is_some() {
+            self.tokens.shrink_to_pieces();
+        }
         for layer in 0..self.layers.len() {
-            if !self.progress.is_draft() {
-                let held = self.memory().total();
-                let rows = &mut self.layers[layer];
-                let moved = match self.budget {
-                    // The budget is about what is needed, not about what was.
-                    Some(_) => rows.shrink(),
-                    None => rows.settle(),
-                };
+            let held = self.memory().total();
+            let moved = match (self.budget, self.progress.is_draft()) {
+                (Some(_), _) => self.layers[layer].shrink(),
+                (None, true) => 0,
+                (None, false) => self.layers[layer].settle(),
+            };
+            if moved > 0 {
                 self.sliding_peak = self.sliding_peak.max(held + moved);
             }
         }

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{ChunkSpeed, Speeds};
-use crate::cache::CacheError;
+use crate::cache::{CacheError, Plan};
 
 impl fmt::Display for Speeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,7 +46,7 @@ impl FromStr for Speeds {
                 .trim()
                 .parse()
                 .ok()
-                .filter(|&rows| rows > 0)
+                .filter(|rows| (1..=Plan::WIDEST).contains(rows))
                 .ok_or_else(wrong)?;
             let rates: Vec<&str> = rates.split(',').collect();
             let [projection, block, attention] = rates[..] else {

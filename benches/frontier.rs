@@ -1,0 +1,136 @@
+//! The dial from everything kept to everything replayed: what a step takes and holds, against what was predicted.
+//!
+//! `cargo bench --bench frontier`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
+//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. Then two random decoders whose keys and
+//! values are twice as wide as the residual. What is compared takes turns.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    model, noise, prefill, probe, residual, step,
+    turns::{in_turn, median},
+};
+use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
+use kv_direct::{
+    cache::{CacheBackend, FullKv, Plan, Planner, ResidualConfig, Speeds},
+    model::{Decoder, DecoderConfig},
+};
+
+/// Tokens held before the step.
+const TOKENS: usize = 2047;
+/// Shares of what `FullKv` holds, in percent.
+const SHARES: [usize; 4] = [25, 50, 75, 90];
+
+/// A plan, what it is called, and the budget it is held to.
+type Planned = (String, Plan, Option<usize>);
+
+/// Steps at these plans, beside those of `FullKv`.
+fn compare(
+    criterion: &mut Criterion,
+    name: &str,
+    decoder: &Decoder,
+    plans: impl FnOnce(&Planner<'_>) -> Vec<Planned>,
+) {
+    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let speeds = Speeds::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
+    let speeds = speeds.expect("the model's own blocks");
+    let planner = Planner::new(&shape, &speeds, TOKENS + 1);
+    let plans = plans(&planner);
+    let mut caches: Vec<Box<dyn CacheBackend>> = vec![Box::new(FullKv::new(&shape))];
+    for (_, plan, budget) in &plans {
+        let config = ResidualConfig::planned(plan.clone());
+        let config = budget.map_or(config.clone(), |bytes| config.with_budget(bytes));
+        caches.push(Box::new(residual(decoder, config, &probe)));
+    }
+    for cache in &mut caches {
+        prefill(decoder, cache.as_mut(), TOKENS);
+    }
+    let mut times = vec![Vec::new(); caches.len()];
+    let mut group = criterion.benchmark_group("frontier");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_millis(1));
+    group.bench_function(name, |bencher| {
+        bencher.iter_custom(|count| {
+            in_turn(count, &mut times, |index| {
+                step(decoder, caches[index].as_mut(), TOKENS);
+            })
+        });
+    });
+    group.finish();
+    if times[0].is_empty() {
+        return;
+    }
+    let held: Vec<usize> = caches.iter().map(|cache| cache.memory().total()).collect();
+    let times: Vec<f64> = times.iter().map(|times| median(times)).collect();
+    println!("{name}, {TOKENS} tokens; {speeds}");
+    println!(
+        "all kept: {} bytes between steps, {:.4} s a step",
+        held[0], times[0]
+    );
+    for (index, (what, plan, _)) in plans.iter().enumerate() {
+        let price = planner.price(plan);
+        let (time, predicted) = (times[index + 1], price.seconds(&speeds));
+        println!(
+            "{what}: {} bytes between steps ({:.3} of all kept), {} more within one, {time:.4} s a step, {:.2} of the \
+             {predicted:.4} s predicted, {:.3} of {}; {plan}, {} hot rows, calls of {}",
+            held[index + 1],
+            held[index + 1] as f64 / held[0] as f64,
+            price.scratch,
+            time / predicted,
+            time / times[1],
+            plans[0].0,
+            plan.hot(),
+            plan.chunk(),
+        );
+    }
+    println!();
+}
+
+/// Ids alone, the top half of the layers kept, and the plans for budgets, scratch included.
+fn dial(criterion: &mut Criterion) {
+    let (name, decoder) = model();
+    let shape = decoder.shape();
+    compare(criterion, name, &decoder, |planner| {
+        let half = Plan::keep_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
+        let mut plans = vec![
+            ("ids alone".to_owned(), Plan::tokens(&shape), None),
+            ("top half kept".to_owned(), half, None),
+        ];
+        let full = (TOKENS + 1) * shape.keys_values_per_token();
+        for share in SHARES {
+            let budget = (full * share / 100).max(planner.smallest());
+            let plan = planner.plan(budget).expect("no less than the smallest");
+            plans.push((format!("{share} % with scratch"), plan, Some(budget)));
+        }
+        plans
+    });
+}
+
+/// Qwen3-0.6B's widths, a quarter of each, and as many KV heads as heads: a residual is half of keys and values.
+fn residuals(criterion: &mut Criterion) {
+    let mut wide = DecoderConfig::new(1024, 256, 8, 16, 8);
+    (wide.head_dim, wide.intermediate, wide.qk_norm) = (32, 768, true);
+    let shapes = [
+        ("widths of Qwen3-0.6B, a quarter", wide),
+        (
+            "8 heads of 32, all with keys",
+            DecoderConfig::new(1024, 256, 8, 8, 8),
+        ),
+    ];
+    for (name, mut config) in shapes {
+        config.max_positions = 8192;
+        let decoder = noise(config);
+        let shape = decoder.shape();
+        compare(criterion, name, &decoder, |_| {
+            vec![
+                ("ids alone".to_owned(), Plan::tokens(&shape), None),
+                ("residuals".to_owned(), Plan::residuals(&shape), None),
+            ]
+        });
+    }
+}
+
+criterion_group!(benches, dial, residuals);
+criterion_main!(benches);
