@@ -66,8 +66,8 @@ use crate::{
 ///   cannot be had later); with a [`Plan`] what that says layer by layer, `2 · kv · b`, `d · b` or nothing a
 ///   token. `hot` rows are reserved at once when they are first full; rows that are all kept, and
 ///   those of a window and its last call, stand in whole pieces of 512.
-/// * within a step on top of that about `E · (d + 2 · kv) · b` and the scores of 128 queries, fewer with a
-///   [smaller chunk](Plan::with_chunk).
+/// * within a step on top of that about `E · (d + 2 · kv) · b` and a block of
+///   [scores](crate::exact::attention_scratch), fewer with a [smaller chunk](Plan::with_chunk).
 /// * a step replays the `E` old rows: a prefill of them with `Tokens`, up to the last layer that shows
 ///   all keys; one norm and one projection per such layer with `Residuals`. While `T <= hot` it costs
 ///   what `FullKv` costs, save that buffers that are no whole pieces of 512 rows are copied into padded
