@@ -54,10 +54,12 @@ pub struct ChunkSpeed {
 const ROWS: [usize; 5] = [16, 32, 64, 128, 256];
 /// The most tokens that attention is measured with.
 const LONGEST: usize = 2048;
-/// Times each call is measured at least, and at most; the median counts.
-const TIMES: (usize, usize) = (5, 200);
+/// Rounds in which every kind of call has its turn: on a shared machine slow moments pass.
+const ROUNDS: usize = 7;
+/// Times each call is measured in a round at least, and at most; the median counts.
+const TIMES: (usize, usize) = (3, 50);
 /// Seconds that the times of a call add up to at least, unless it comes to its most times before.
-const SECONDS: f64 = 0.1;
+const SECONDS: f64 = 0.02;
 
 impl Speeds {
     /// Measures blocks of a model for contexts of `context` tokens, the model at a layer given by `at`. Other work
@@ -67,8 +69,8 @@ impl Speeds {
     /// Whatever the blocks run into.
     ///
     /// # Cost
-    /// Three kinds of calls of a block for each of five numbers of rows, 16 to 256, and a step through all layers, a tenth
-    /// of a second each: two seconds for SmolLM2-135M on two cores.
+    /// Three kinds of calls of a block for each of five numbers of rows, 16 to 256, and a step through all layers, in
+    /// seven rounds: about five seconds for SmolLM2-135M on two cores.
     ///
     /// ```
     /// # #[cfg(feature = "model")]
@@ -111,12 +113,17 @@ impl Speeds {
                 Block::new(shape, device, &at, rows).and_then(|block| block.measure(context))
             })
         };
-        let chunks = ROWS.into_iter().map(|rows| {
-            let Times {
-                projected,
-                short,
-                long,
-            } = block(rows)?;
+        let mut times = vec![Vec::with_capacity(ROUNDS); ROWS.len()];
+        let mut steps = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            for (times, rows) in times.iter_mut().zip(ROWS) {
+                times.push(block(rows)?);
+            }
+            steps.push(in_pool(device, 1, || step(shape, device, context, &at))?);
+        }
+        let chunks = ROWS.into_iter().zip(times).map(|(rows, times)| {
+            let of = |time: fn(&Times) -> f64| middle(times.iter().map(time).collect());
+            let (projected, short, long) = (of(|t| t.projected), of(|t| t.short), of(|t| t.long));
             let products = |weights: usize| 2.0 * (rows * weights) as f64;
             let attended = |slots: usize| (rows * attention_flops(shape, slots)) as f64;
             let (from, to) = spans(context, rows);
@@ -127,33 +134,40 @@ impl Speeds {
                 false => (rest + attended(from)) / short,
             };
             let block = short - attended(from) / attention;
-            Ok(ChunkSpeed {
+            ChunkSpeed {
                 rows,
                 projection: products(shape.projection_weights()) / projected,
                 block: rest / block.max(short / 10.0),
                 attention,
-            })
+            }
         });
-        let chunks = chunks.collect::<Result<_, CacheError>>()?;
-        // Through all layers in turn: the weights of one alone would stay in the processor's caches.
-        let seconds = in_pool(device, 1, || {
-            let layers: Vec<R> = (0..shape.layers())
-                .map(|layer| at(LayerIndex::new(layer)))
-                .collect();
-            let blocks = layers.iter().map(|at| Block::new(shape, device, at, 1));
-            let blocks: Vec<Block<'_, R>> = blocks.collect::<Result<_, _>>()?;
-            let tokens = spans(context, 1).0;
-            let keys_values = blocks[0].keys_values(tokens)?;
-            median(|| {
-                blocks
-                    .iter()
-                    .try_for_each(|block| block.step(tokens, &keys_values))
-            })
-        })?;
+        let chunks = chunks.collect();
         let row = shape.block_weights() + 2 * shape.kv_width() * spans(context, 1).0;
-        let read = (shape.layers() * row * shape.dtype.size()) as f64 / seconds;
+        let read = (shape.layers() * row * shape.dtype.size()) as f64 / middle(steps);
         Ok(Self { read, chunks })
     }
+}
+
+/// Seconds of a step of one token through all layers: the weights of one alone would stay in the processor's caches.
+fn step<R: Replay>(
+    shape: &ModelShape,
+    device: &Device,
+    context: usize,
+    at: &impl Fn(LayerIndex) -> R,
+) -> Result<f64, CacheError> {
+    let layers = (0..shape.layers()).map(LayerIndex::new).map(at);
+    let layers: Vec<R> = layers.collect();
+    let blocks = layers
+        .iter()
+        .map(|at| Block::new(shape, device, at, 1))
+        .collect::<Result<Vec<_>, _>>()?;
+    let tokens = spans(context, 1).0;
+    let keys_values = blocks[0].keys_values(tokens)?;
+    median(|| {
+        blocks
+            .iter()
+            .try_for_each(|block| block.step(tokens, &keys_values))
+    })
 }
 
 /// Operations of attention for one query over so many slots.
@@ -168,6 +182,7 @@ fn spans(context: usize, rows: usize) -> (usize, usize) {
 }
 
 /// Seconds of a call.
+#[derive(Clone)]
 struct Times {
     projected: f64,
     short: f64,
@@ -261,6 +276,10 @@ fn median(mut work: impl FnMut() -> Result<(), CacheError>) -> Result<f64, Cache
         times.push(start.elapsed().as_secs_f64());
         all += times[times.len() - 1];
     }
+    Ok(middle(times))
+}
+
+fn middle(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
-    Ok(times[times.len() / 2].max(f64::MIN_POSITIVE))
+    times[times.len() / 2].max(f64::MIN_POSITIVE)
 }
