@@ -152,6 +152,12 @@ impl ModelShape {
         2 * rows * self.hidden + attention.max(feed_forward)
     }
 
+    /// Bytes of temporaries while `tokens` rows in each of `batch` rows are projected: normed rows, keys and values
+    /// side by side, and apart.
+    pub(crate) const fn projection_scratch(&self, batch: usize, tokens: usize) -> usize {
+        batch * tokens * (self.hidden + 4 * self.kv_width()) * self.dtype.size()
+    }
+
     /// Elements of the keys (or of the values) of one token at one layer.
     #[must_use]
     pub const fn kv_width(&self) -> usize {

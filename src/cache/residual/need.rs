@@ -101,7 +101,7 @@ fn replay(
         ..
     } = standing;
     let chunk = plan.chunk();
-    let projection = rows * chunk * (shape.hidden + 4 * shape.kv_width()) * bytes.element;
+    let projection = shape.projection_scratch(rows, chunk);
     let block = |leaves: bool, slots: usize| match leaves {
         true => shape.block_scratch(rows, chunk, slots).max(projection),
         false => projection,
@@ -162,7 +162,6 @@ const fn whole(slots: usize) -> usize {
 /// Bytes of what a batch holds.
 struct Bytes {
     rows: usize,
-    element: usize,
     slot: usize,
     residual: usize,
 }
@@ -172,7 +171,6 @@ impl Bytes {
         let element = shape.dtype.size();
         Self {
             rows,
-            element,
             // Its row, and the position it holds.
             slot: 2 * shape.kv_width() * element + size_of::<usize>(),
             residual: shape.hidden * element,

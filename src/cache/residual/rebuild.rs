@@ -114,7 +114,7 @@ impl ResidualCheckpoint {
             true => self.shape.block_scratch(batch, chunk, reach.capacity()),
             false => 0,
         };
-        let temporaries = self.projection_bytes(batch).max(block);
+        let temporaries = self.shape.projection_scratch(batch, chunk).max(block);
         let (used, free) = reach.bytes();
         // Rows are moved before a block runs, not while it does.
         Ok(prefix.bytes() + held.max(used + free + temporaries.max(grown)))
@@ -148,7 +148,10 @@ impl ResidualCheckpoint {
             Old::Residual => 0,
             _ => prefix.bytes(),
         };
-        let temporaries = filled.copied + self.projection_bytes(after.len());
+        let projection = self
+            .shape
+            .projection_scratch(after.len(), self.plan.chunk());
+        let temporaries = filled.copied + projection;
         self.count(carried + filled.beside + temporaries);
         if self.turn.flow[layer].leaves {
             self.carry_on(prefix, &filled.keys_values, filled.beside, replay)?;
@@ -177,12 +180,5 @@ impl ResidualCheckpoint {
     fn count(&mut self, bytes: usize) {
         let (used, free) = self.answer_rows.bytes();
         self.scratch_peak = self.scratch_peak.max(bytes + used + free);
-    }
-
-    /// Bytes of temporaries while a chunk is projected: its normed rows, keys and values side by side, and
-    /// apart.
-    pub(super) fn projection_bytes(&self, batch: usize) -> usize {
-        let row = (self.shape.hidden + 4 * self.shape.kv_width()) * self.shape.dtype.size();
-        batch * self.plan.chunk() * row
     }
 }

@@ -47,19 +47,21 @@ impl ResidualCheckpoint {
             return Ok(whole);
         };
         let most = |of: &[usize]| of.iter().copied().max().unwrap_or(0);
+        let differing = self.differing();
+        let standing = Standing {
+            rows: after.len(),
+            before: most(before),
+            after: most(after),
+            recent: beside.recent,
+            held: self.whole.iter().filter(|&&whole| whole).count(),
+            whole: 0,
+            missing: self.emptied || self.dropped.iter().any(|&rows| rows > 0),
+            windows: self.emptied,
+            certified: self.certified,
+            differing: differing + self.uncertain(after),
+        };
         let needed = |whole| {
-            let standing = Standing {
-                rows: after.len(),
-                before: most(before),
-                after: most(after),
-                recent: beside.recent,
-                held: self.whole.iter().filter(|&&whole| whole).count(),
-                whole,
-                missing: self.emptied || self.dropped.iter().any(|&rows| rows > 0),
-                windows: self.emptied,
-                certified: self.certified,
-                differing: self.differing() + self.uncertain(after),
-            };
+            let standing = Standing { whole, ..standing };
             beside.bytes + Need::of(&self.shape, &self.plan, standing).peak()
         };
         let layers = rebuilt(&self.shape, &self.plan);
@@ -73,7 +75,7 @@ impl ResidualCheckpoint {
             return Err(CacheError::StepBytes {
                 budget,
                 needed: needed(least),
-                differing: self.differing(),
+                differing,
             });
         };
         for layer in rebuilt(&self.shape, &self.plan).rev().take(fits) {
@@ -122,14 +124,11 @@ impl ResidualCheckpoint {
     pub(super) fn take_turn(&mut self, whole: Vec<bool>) {
         let lengths = self.progress.lengths().to_vec();
         self.dropped.resize(lengths.len(), 0);
-        let hot = self.plan.hot();
         self.make_room(&whole);
         self.limit_layers(&whole);
 
         let after = self.progress.lengths_after();
-        let chunk = if self.certified { self.plan.chunk() } else { 1 };
-        let oldest = |length: &usize| length.saturating_sub(hot) / chunk * chunk;
-        let oldest: Vec<usize> = after.iter().map(oldest).collect();
+        let oldest: Vec<usize> = after.iter().map(|&length| self.oldest(length)).collect();
         let leave = |layer: usize| self.plan.rebuilds(layer) && !whole[layer];
         let more = oldest
             .iter()
@@ -205,6 +204,12 @@ impl ResidualCheckpoint {
         self.emptied = false;
     }
 
+    /// The first hot row of so many; where rows are certified they leave in whole chunks.
+    const fn oldest(&self, length: usize) -> usize {
+        let chunk = if self.certified { self.plan.chunk() } else { 1 };
+        length.saturating_sub(self.plan.hot()) / chunk * chunk
+    }
+
     /// Whether old rows have to be rebuilt at a layer.
     pub(super) fn lacks(&self, layer: usize) -> bool {
         self.plan.rebuilds(layer) && !self.whole[layer] && self.dropped.iter().any(|&rows| rows > 0)
@@ -221,11 +226,10 @@ impl ResidualCheckpoint {
         if !self.certified {
             return 0;
         }
-        let (hot, chunk) = (self.plan.hot(), self.plan.chunk());
         let dropped = self.dropped.iter().copied().chain(std::iter::repeat(0));
-        let leaving = after.iter().zip(dropped).map(|(after, dropped)| {
-            let oldest = after.saturating_sub(hot) / chunk * chunk;
-            oldest.saturating_sub(dropped).saturating_sub(chunk)
+        let leaving = after.iter().zip(dropped).map(|(&after, dropped)| {
+            let leaving = self.oldest(after).saturating_sub(dropped);
+            leaving.saturating_sub(self.plan.chunk())
         });
         leaving.sum::<usize>() * rebuilt(&self.shape, &self.plan).count()
     }
