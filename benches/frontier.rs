@@ -14,7 +14,7 @@ use common::{
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Plan, Planner, ResidualConfig, Speeds},
+    cache::{CacheBackend, FullKv, Plan, Planner, ResidualConfig, Throughput},
     model::{Decoder, DecoderConfig},
 };
 
@@ -34,7 +34,7 @@ fn compare(
     plans: impl FnOnce(&Planner<'_>) -> Vec<Planned>,
 ) {
     let (shape, probe) = (decoder.shape(), probe(decoder));
-    let speeds = Speeds::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
+    let speeds = Throughput::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
     let speeds = speeds.expect("the model's own blocks");
     let planner = Planner::new(&shape, &speeds, TOKENS + 1);
     let plans = plans(&planner);
@@ -70,7 +70,7 @@ fn compare(
         held[0], times[0]
     );
     for (index, (what, plan, _)) in plans.iter().enumerate() {
-        let price = planner.price(plan);
+        let price = planner.cost(plan);
         let (time, predicted) = (times[index + 1], price.seconds(&speeds));
         println!(
             "{what}: {} bytes between steps ({:.3} of all kept), {} more within one, {time:.4} s a step, {:.2} of the \

@@ -7,9 +7,10 @@ use std::cmp::Ordering;
 
 use kv_direct::burn::tensor::{Device, Int, Tensor, TensorData};
 use kv_direct::cache::{
-    CacheBackend, CacheError, FullKv, Kept, KeysValues, LayerIndex, ModelShape, Span, Step,
+    CacheBackend, CacheError, CachedPositions, FullKv, KeysValues, LayerIndex, ModelShape, Span,
+    Step,
 };
-use kv_direct::{Decoder, exact::PIECE, memory::MemoryReport, positions::Positions};
+use kv_direct::{Decoder, exact::KV_BLOCK, memory::MemoryReport, positions::Positions};
 
 /// One batch row at one layer: keys and values `[1, kv_heads, rows, head_dim]`, and their positions.
 #[derive(Debug, Clone, Default)]
@@ -97,7 +98,7 @@ impl CacheBackend for Thinned {
             return Err(CacheError::Poisoned);
         }
         if expected > 0 && expected != found {
-            return Err(CacheError::Rows { expected, found });
+            return Err(CacheError::Sequences { expected, found });
         }
         for (row, &found) in step.starts().iter().enumerate() {
             let expected = self.position(row);
@@ -143,7 +144,7 @@ impl CacheBackend for Thinned {
         }
         // Shown are all rows side by side, each filled up to whole pieces, keys transposed.
         let longest = rows.iter().map(|held| held.positions.len()).max();
-        let slots = longest.unwrap_or(0).next_multiple_of(PIECE);
+        let slots = longest.unwrap_or(0).next_multiple_of(KV_BLOCK);
         let options = (&keys.device(), keys.dtype());
         let mut shown_keys = Tensor::zeros([batch, heads, width, slots], options);
         let mut shown_values = Tensor::zeros([batch, heads, slots, width], options);
@@ -161,7 +162,7 @@ impl CacheBackend for Thinned {
         self.shown = self
             .shown
             .max(2 * batch * heads * slots * width * keys.dtype().size());
-        KeysValues::new(shown_keys, shown_values, Positions::from_rows(&positions))
+        KeysValues::new(shown_keys, shown_values, Positions::shared(&positions))
     }
 
     fn commit(&mut self) -> Result<(), CacheError> {
@@ -187,7 +188,7 @@ impl CacheBackend for Thinned {
         self.lengths.get(row).copied().unwrap_or(0)
     }
 
-    fn kept(&self, layer: LayerIndex) -> Kept {
+    fn cached(&self, layer: LayerIndex) -> CachedPositions {
         let rows = self
             .layers
             .get(layer.index())
@@ -198,7 +199,7 @@ impl CacheBackend for Thinned {
             let seen = |&&position: &&usize| kv_direct::positions::visible(next, position, window);
             held.positions.iter().filter(seen).copied().collect()
         });
-        Kept::shared(lists.collect())
+        CachedPositions::shared(lists.collect())
     }
 
     fn memory(&self) -> MemoryReport {
@@ -219,13 +220,13 @@ impl CacheBackend for Thinned {
         self.lengths.len()
     }
 
-    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
+    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
         let (expected, found) = (self.lengths.len(), to.len());
         if self.open.is_some() {
             return Err(CacheError::Poisoned);
         }
         if expected != found {
-            return Err(CacheError::Rows { expected, found });
+            return Err(CacheError::Sequences { expected, found });
         }
         let lengths = self.lengths.iter().zip(to).enumerate();
         // The plainest honest answer: what is not kept cannot be taken back.
@@ -274,7 +275,7 @@ fn main() -> anyhow::Result<()> {
     }
     println!(
         "of 20 tokens it keeps {:?}",
-        thinned.kept(LayerIndex::new(0)).row(0)[0]
+        thinned.cached(LayerIndex::new(0)).row(0)[0]
     );
     let [ours, theirs] = [thinned.memory(), full.memory()].map(|report| report.keys_values);
     println!("{ours} bytes of keys and values, FullKv holds {theirs}");

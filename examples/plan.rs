@@ -16,7 +16,7 @@ use clap::Parser;
 use frontier::Point;
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Speeds},
+    cache::{CacheBackend, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Throughput},
     exact::conformance::Conformance,
     model::{Decoder, Input},
 };
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
     let planner = Planner::new(&shape, &speeds, args.context).with_calls(calls);
 
     let plan = planner.plan(args.budget)?;
-    let price = planner.price(&plan);
+    let price = planner.cost(&plan);
     println!("budget of {} bytes: {plan}", args.budget);
     println!(
         "{} hot rows, replays in calls of {}",
@@ -98,8 +98,8 @@ fn main() -> Result<()> {
         let cache = ResidualCheckpoint::new(&shape, decoder.device(), config)?;
         points.push(Point {
             budget,
-            price: planner.price(&plan),
-            predicted: planner.price(&plan).seconds(&speeds),
+            price: planner.cost(&plan),
+            predicted: planner.cost(&plan).seconds(&speeds),
             measured: measured(&args, decoder, Box::new(cache), calls)?,
             plan,
         });
@@ -140,12 +140,12 @@ fn bytes(text: &str) -> Result<usize> {
 }
 
 /// The speeds that are stored, or measured now.
-fn speeds(args: &Args, decoder: &Decoder) -> Result<Speeds> {
+fn speeds(args: &Args, decoder: &Decoder) -> Result<Throughput> {
     if let Some(stored) = args.speeds.as_ref().filter(|path| path.exists()) {
         return Ok(fs::read_to_string(stored)?.trim().parse()?);
     }
     let shape = decoder.shape();
-    let speeds = Speeds::measure(&shape, decoder.device(), args.context, |layer| {
+    let speeds = Throughput::measure(&shape, decoder.device(), args.context, |layer| {
         decoder.at(layer)
     })?;
     if let Some(path) = &args.speeds {

@@ -137,13 +137,13 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
         // A call yields one token more than its draft, and none beyond the end is wanted.
         let most = args.draft.min(end - text.len() - 1);
         let draft = lookup(&text, args.ngram, most);
-        cache.checkpoint()?;
+        cache.begin_draft()?;
         let fed = [&text[newest..], draft].concat();
         let chosen = choices(model, Input::from(&fed[..]), &mut *cache)?;
         let agreed = draft.iter().zip(&chosen).take_while(|(a, b)| a == b);
         let agreed = agreed.count();
         cache.truncate(held + 1 + agreed)?;
-        cache.accept()?;
+        cache.end_draft(Draft::Accept)?;
         (calls, drafted, accepted) = (calls + 1, drafted + draft.len(), accepted + agreed);
         // Behind the last token agreed on stands one that is right as well.
         for &id in &chosen[..=agreed] {

@@ -23,7 +23,7 @@ use burn::tensor::Device;
 use clap::Parser;
 use kind::Kind;
 use kv_direct::{
-    cache::{CacheBackend, Kept, LayerIndex},
+    cache::{CacheBackend, CachedPositions, LayerIndex},
     memory::MemoryReport,
     model::{Decoder, Input},
     pretrained::load,
@@ -131,7 +131,7 @@ impl Op {
         "checkpoint",
         "restore",
         "accept",
-        "select_rows",
+        "select_sequences",
         "park",
         "save",
         "load",
@@ -232,11 +232,11 @@ impl Trace<'_> {
             } => cache.truncate(to)?,
             Op::Truncate {
                 to: Lengths::Each(to),
-            } => cache.truncate_rows(&to)?,
-            Op::Checkpoint {} => cache.checkpoint()?,
-            Op::Restore {} => cache.restore()?,
-            Op::Accept {} => cache.accept()?,
-            Op::SelectRows { rows } => cache.select_rows(&rows)?,
+            } => cache.truncate(&to)?,
+            Op::Checkpoint {} => cache.begin_draft()?,
+            Op::Restore {} => cache.end_draft(Draft::Discard)?,
+            Op::Accept {} => cache.end_draft(Draft::Accept)?,
+            Op::SelectRows { rows } => cache.select_sequences(&rows)?,
             Op::Park {} => cache.park()?,
             Op::Save { path } => session::save(&self.folder.join(path), cache, model())?,
             Op::Load { path } => {
@@ -312,16 +312,16 @@ impl Trace<'_> {
             let nothing = memory(&MemoryReport::default(), false);
             return json!({ "position": [], "kept": [], "memory": nothing, "lossless": null });
         };
-        let kept: Vec<Kept> = (0..self.decoder.config().layers.len())
-            .map(|layer| cache.kept(LayerIndex::new(layer)))
+        let kept: Vec<CachedPositions> = (0..self.decoder.config().layers.len())
+            .map(|layer| cache.cached(LayerIndex::new(layer)))
             .collect();
         let position: Vec<usize> = (0..kept[0].rows()).map(|row| cache.position(row)).collect();
-        let lists = |kept: &Kept, row: usize| match kept.row(row) {
+        let lists = |kept: &CachedPositions, row: usize| match kept.row(row) {
             [shared] => json!(shared),
             heads => json!(heads),
         };
         let windows = self.decoder.shape().windows;
-        let whole = |(layer, kept): (usize, &Kept), row: usize| {
+        let whole = |(layer, kept): (usize, &CachedPositions), row: usize| {
             let next = position[row];
             let seen = windows[layer].map_or(next, |window| next.min(window.get() - 1));
             kept.row(row).iter().all(|list| list.len() == seen)

@@ -6,11 +6,11 @@
 //! one row sums in another order than one with two), so everything that must be exact goes through
 //! this module, and nothing else in the crate multiplies matrices.
 //!
-//! * [`linear()`]: the reduction is cut into parts of at most [`PIECE`] elements whose products are
+//! * [`linear()`]: the reduction is cut into parts of at most [`KV_BLOCK`] elements whose products are
 //!   added in order. Up to that length the kernels of `flex` are one chain of fused multiply-adds
 //!   whatever the number of rows.
 //! * [`attention()`]: keys are kept transposed, the queries that share a KV head are folded into
-//!   rows, and everything along the keys happens in pieces of [`PIECE`] slots anchored at slot 0, the
+//!   rows, and everything along the keys happens in pieces of [`KV_BLOCK`] slots anchored at slot 0, the
 //!   last one padded where the order of a sum depends on its length. A query's row maximum is global,
 //!   its sums are added piece by piece, and it is divided once.
 //! * [`rms_norm`]: one row, one reduction.
@@ -29,13 +29,13 @@ mod zeros;
 #[cfg(feature = "model")]
 pub(crate) use self::pool::both;
 pub use self::{
-    attention::{Attend, attention, attention_scratch},
+    attention::{AttentionParams, attention, attention_scratch},
     linear::linear,
     norm::rms_norm,
-    observed::{with_column_sums, with_last_rows},
+    observed::{attention_with_column_sums, attention_with_last_queries},
 };
 pub(crate) use self::{pool::in_pool, zeros::zeros};
 
 /// Elements a reduction runs over before its result is added to the others: the length up to which
 /// kernels of different row counts agree, and the size of a piece of keys.
-pub const PIECE: usize = 512;
+pub const KV_BLOCK: usize = 512;

@@ -178,7 +178,7 @@ where
                 .more_follows(more);
             let logits = self.decoder.forward(input, self.cache)?;
             if !more {
-                let position = self.cache.position(0);
+                let position = self.cache.lengths().first().copied().unwrap_or(0);
                 let logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
                 let id = self.sampler.choose(&logits);
                 let id = id.ok_or(GenerateError::NotFinite { position })?;

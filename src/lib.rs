@@ -12,25 +12,33 @@ pub mod cache;
 pub mod exact;
 #[cfg(any(feature = "pretrained", feature = "session", feature = "text"))]
 mod files;
+#[cfg(any(feature = "model", feature = "session"))]
+pub mod fingerprint;
 #[cfg(feature = "generate")]
 pub mod generate;
 pub mod memory;
 #[cfg(feature = "model")]
 pub mod model;
+pub mod planner;
+pub mod policy;
 pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
+pub mod residual;
 #[cfg(feature = "session")]
 pub mod session;
+pub mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "text")]
 pub mod text;
 
 pub use burn;
-pub use cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig, Window};
+pub use cache::CacheBackend;
 #[cfg(feature = "model")]
 pub use model::Decoder;
+pub use policy::{FullKv, H2o, SnapKv, StreamingLlm, Tova, Window};
+pub use residual::ResidualCheckpoint;
 
 /// Documents that are not about one item.
 pub mod _documentation {

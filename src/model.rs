@@ -1,26 +1,29 @@
 //! The one generic decoder: Llama and its relatives, driven by [`DecoderConfig`].
 //!
-//! The decoder is immutable and holds no cache: one decoder serves any number of sequences, each
-//! with a [`CacheBackend`] of its own.
+//! The decoder is immutable and holds no cache: one decoder serves any number of caches, and each [`CacheBackend`] any
+//! number of sequences.
 
 mod attention;
 mod block;
 mod config;
 mod feed_forward;
-#[cfg(feature = "session")]
 mod fingerprint;
 mod input;
+mod linear;
+mod replay;
 mod rope;
 mod source;
 mod weights;
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use self::{
-    block::{Block, BlockView, Shared},
-    rope::Angles,
+    attention::StepAt,
+    block::Block,
+    replay::BlockView,
+    rope::{Angles, RopeTable},
 };
 pub use self::{
     config::{Activation, ConfigError, DecoderConfig, LayerConfig},
@@ -30,7 +33,7 @@ pub use self::{
 };
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{in_pool, linear, rms_norm},
+    exact::{conformance::Conformance, in_pool, linear, rms_norm},
     positions::Positions,
 };
 
@@ -38,7 +41,7 @@ use crate::{
 ///
 /// ```
 /// use burn::tensor::Device;
-/// use kv_direct::cache::FullKv;
+/// use kv_direct::FullKv;
 /// use kv_direct::model::{Decoder, DecoderConfig, Input};
 ///
 /// # let device = Device::flex();
@@ -53,7 +56,9 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Decoder {
-    shared: Shared,
+    config: DecoderConfig,
+    /// Rotary tables; layers with the same base and scaling share one.
+    tables: Vec<RopeTable>,
     /// `[vocab, hidden]`; `None` where the head is the embedding.
     embedding: Option<Tensor<2>>,
     blocks: Vec<Block>,
@@ -61,6 +66,8 @@ pub struct Decoder {
     /// `[hidden, vocab]`.
     head: Tensor<2>,
     device: Device,
+    /// Measured when it is first asked for.
+    conformance: OnceLock<Conformance>,
 }
 
 impl fmt::Debug for Decoder {
@@ -76,7 +83,7 @@ impl Decoder {
     /// The configuration it was built from.
     #[must_use]
     pub const fn config(&self) -> &DecoderConfig {
-        &self.shared.config
+        &self.config
     }
 
     /// The device its weights are on.
@@ -85,14 +92,26 @@ impl Decoder {
         &self.device
     }
 
-    /// What a cache must know to serve this decoder.
+    /// The sizes that a cache needs to serve this decoder.
     #[must_use]
     pub fn shape(&self) -> ModelShape {
         self.config().shape(self.dtype())
     }
 
-    /// The decoder at a layer, for a cache that rebuilds rows outside a step
-    /// ([`ResidualCheckpoint::resume`](crate::cache::ResidualCheckpoint::resume)).
+    /// Whether the kernels repeat bits for this decoder, on its device: what
+    /// [`ResidualCheckpoint`](crate::ResidualCheckpoint) is built with.
+    ///
+    /// # Cost
+    /// The first call measures ([`Conformance::probe`]): half a second for 135 M parameters. Later calls return the same
+    /// report.
+    #[must_use]
+    pub fn conformance(&self) -> &Conformance {
+        let probe = || Conformance::probe(&self.shape().kernels, &self.device, self.dtype());
+        self.conformance.get_or_init(probe)
+    }
+
+    /// The decoder at a layer, for a cache that rebuilds entries outside a step
+    /// ([`ResidualCheckpoint::resume`](crate::ResidualCheckpoint::resume)).
     ///
     /// # Panics
     /// If there is no such layer.
@@ -109,13 +128,13 @@ impl Decoder {
         self.head.dtype()
     }
 
-    /// Runs one step and answers its logits, `[batch, tokens, vocab]`, or `[batch, 1, vocab]` where
-    /// only each row's last are asked for. Logits of pads, and of rows without tokens, mean nothing.
+    /// Runs one step and returns its logits: `[batch, tokens, vocab]`, or `[batch, 1, vocab]` if only those of each
+    /// sequence's last token are asked for. Logits of pads, and of sequences without tokens, have no meaning.
     ///
-    /// Rows go on where the cache stands.
+    /// Every sequence continues at its length in the cache.
     ///
     /// # Errors
-    /// [`ForwardError`]. Unless a layer of the cache failed, the cache is as it was.
+    /// [`ForwardError`]. Unless a layer of the cache failed, the cache is unchanged.
     pub fn forward<C>(
         &self,
         input: impl Into<Input>,
@@ -129,55 +148,55 @@ impl Decoder {
             last_only,
             more_follows,
         } = input.into();
-        let starts: Vec<usize> = (0..tokens.rows()).map(|row| cache.position(row)).collect();
+        let mut starts = cache.lengths().to_vec();
+        starts.resize(tokens.sequences(), 0);
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
         self.check_positions(step.positions())?;
         let residual = self.embed(step.tokens())?;
-        let rows = step.positions().rows() * step.positions().width();
+        let rows = step.positions().sequences() * step.positions().width();
         in_pool(&self.device, rows, || {
             cache.begin(&step)?;
             let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
             cache.commit()?;
             if last_only {
-                residual = last_rows(residual, &step);
+                residual = last_tokens(residual, &step);
             }
             Ok(self.logits(residual))
         })
     }
 
-    /// Residual rows entering the first block: `[rows, longest, hidden]`, shorter rows padded.
+    /// The residual entering the first block: `[batch, longest, hidden]`, shorter sequences padded.
     ///
     /// # Errors
     /// [`Vocabulary`](ForwardError::Vocabulary) for an id the vocabulary does not have,
     /// [`EmptyStep`](CacheError::EmptyStep) if there is no token.
     pub fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, ForwardError> {
         let config = self.config();
-        let (rows, width) = (tokens.rows(), tokens.longest());
+        let (sequences, width) = (tokens.sequences(), tokens.longest());
         if width == 0 {
-            return Err(CacheError::EmptyStep { rows }.into());
+            return Err(CacheError::EmptyStep { sequences }.into());
         }
-        let mut ids: Vec<i64> = Vec::with_capacity(rows * width);
-        for (row, tokens) in tokens.iter().enumerate() {
-            if let Some(index) = tokens
-                .iter()
-                .position(|&token| token as usize >= config.vocab)
-            {
+        let mut ids: Vec<i64> = Vec::with_capacity(sequences * width);
+        for (sequence, tokens) in tokens.iter().enumerate() {
+            let unknown = |&token: &u32| token as usize >= config.vocab;
+            if let Some(index) = tokens.iter().position(unknown) {
                 return Err(ForwardError::Vocabulary {
-                    row,
+                    sequence,
                     index,
                     token: tokens[index],
                     vocab: config.vocab,
                 });
             }
             ids.extend(tokens.iter().map(|&token| i64::from(token)));
-            ids.resize((row + 1) * width, 0);
+            ids.resize((sequence + 1) * width, 0);
         }
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [rows * width]), &self.device);
+        let ids =
+            Tensor::<1, Int>::from_data(TensorData::new(ids, [sequences * width]), &self.device);
         let embedded = match &self.embedding {
             Some(embedding) => embedding.clone().select(0, ids),
             None => self.head.clone().select(1, ids).transpose(),
         };
-        let embedded = embedded.reshape([rows, width, config.hidden]);
+        let embedded = embedded.reshape([sequences, width, config.hidden]);
         Ok(match config.embedding_scale {
             Some(scale) => embedded.mul_scalar(scale),
             None => embedded,
@@ -185,14 +204,13 @@ impl Decoder {
     }
 
     /// Runs the blocks `layers` of a step that was begun and is not yet committed, the residual
-    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all
-    /// layers, `commit` and [`logits`](Self::logits); between two calls the residual may be looked
-    /// at, moved or replaced.
+    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all layers, `commit` and
+    /// [`logits`](Self::logits). Between two calls the residual may be read, moved or replaced.
     ///
     /// # Errors
     /// [`Layers`](ForwardError::Layers) for layers the decoder does not have,
-    /// [`Residual`](ForwardError::Residual) for rows of another shape than the step's,
-    /// [`ContextFull`](ForwardError::ContextFull), and whatever the cache fails with.
+    /// [`Residual`](ForwardError::Residual) for a residual of another shape than the step's,
+    /// [`ContextFull`](ForwardError::ContextFull), and the errors of the cache.
     pub fn run<C>(
         &self,
         layers: Range<usize>,
@@ -210,7 +228,7 @@ impl Decoder {
             });
         };
         let expected = [
-            step.positions().rows(),
+            step.positions().sequences(),
             step.positions().width(),
             self.config().hidden,
         ];
@@ -220,7 +238,7 @@ impl Decoder {
                 found: residual.dims(),
             });
         }
-        let tables = 0..self.shared.tables.len();
+        let tables = 0..self.tables.len();
         let angles: Vec<Angles> = tables
             .map(|table| self.angles(table, step.positions()))
             .collect::<Result<_, _>>()?;
@@ -229,15 +247,21 @@ impl Decoder {
                 decoder: self,
                 layer,
             };
-            residual = block.step(&view, residual, &angles[block.table], step, cache)?;
+            let at = StepAt {
+                layer: LayerIndex::new(layer),
+                step,
+                angles: &angles[block.table],
+                replay: &view,
+            };
+            residual = block.step(residual, &at, self.config(), cache)?;
         }
         Ok(residual)
     }
 
-    /// Final norm and head over residual rows `[batch, tokens, hidden]`.
+    /// Final norm and head over the residual `[batch, tokens, hidden]`.
     ///
     /// # Panics
-    /// If the rows have another width than the decoder.
+    /// If `hidden` is not that of the decoder.
     #[must_use]
     pub fn logits(&self, residual: Tensor<3>) -> Tensor<3> {
         let config = self.config();
@@ -256,7 +280,7 @@ impl Decoder {
 
     fn angles(&self, table: usize, positions: &Positions) -> Result<Angles, ForwardError> {
         self.check_positions(positions)?;
-        Ok(self.shared.tables[table].angles(positions, &self.device, self.dtype()))
+        Ok(self.tables[table].angles(positions, &self.device, self.dtype()))
     }
 
     fn check_positions(&self, positions: &Positions) -> Result<(), ForwardError> {
@@ -271,19 +295,17 @@ impl Decoder {
     }
 }
 
-/// The last real row of every batch row: `[batch, 1, hidden]`.
-fn last_rows(residual: Tensor<3>, step: &Step) -> Tensor<3> {
+/// The last token of every sequence: `[batch, 1, hidden]`.
+fn last_tokens(residual: Tensor<3>, step: &Step) -> Tensor<3> {
     let last = |length: usize| length.saturating_sub(1)..length.max(1);
     let lengths = step.tokens().lengths();
     if lengths.iter().all(|&length| length == lengths[0]) {
         return residual.slice_dim(1, last(lengths[0]));
     }
-    let rows = lengths.into_iter().enumerate();
-    let rows = rows.map(|(row, length)| {
-        residual
-            .clone()
-            .slice_dim(0, row..row + 1)
-            .slice_dim(1, last(length))
+    let lengths = lengths.into_iter().enumerate();
+    let each = lengths.map(|(i, length)| {
+        let sequence = residual.clone().slice_dim(0, i..i + 1);
+        sequence.slice_dim(1, last(length))
     });
-    Tensor::cat(rows.collect(), 0)
+    Tensor::cat(each.collect(), 0)
 }

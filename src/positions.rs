@@ -1,25 +1,24 @@
-//! Positions as data: which token a row stands for, and who may see whom.
+//! Positions as data: which token a slot holds, and which query may see it.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc};
+use std::{fmt, num::NonZeroUsize, ops::Range, sync::Arc};
 
-/// The position of every row of a batch: `[rows, heads, width]`, with [`EMPTY`](Self::EMPTY) where
-/// there is none.
+/// A position for every slot of a batch, `[batch, heads, width]`, or [`EMPTY`](Self::EMPTY) where a slot holds no
+/// token.
 ///
-/// `heads` is 1 where all heads share one list, else the number of KV heads. A position is the
-/// number of tokens before it in its own sequence; it says what a row is, never where it is stored.
-/// Cloning is cheap.
+/// `heads` is 1 where all heads share one list, else the number of KV heads. A position is the index of a token
+/// in its own sequence. It says which token a slot holds, not where that is stored. Cloning is cheap.
 ///
 /// ```
 /// use kv_direct::positions::Positions;
 ///
-/// // Two rows: three tokens from position 5 on, and one token at position 0.
+/// // Two sequences: three tokens from position 5 on, and one token at position 0.
 /// let positions = Positions::contiguous(&[5, 0], &[3, 1]);
 /// assert_eq!(positions.slots(0, 0), [5, 6, 7]);
 /// assert_eq!(positions.slots(1, 0), [0, Positions::EMPTY, Positions::EMPTY]);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Positions {
-    rows: usize,
+    sequences: usize,
     heads: usize,
     width: usize,
     slots: Arc<[usize]>,
@@ -29,8 +28,8 @@ impl Positions {
     /// Marks a slot that holds no token: a pad among queries, a free slot among keys.
     pub const EMPTY: usize = usize::MAX;
 
-    /// Rows of rising positions: row `i` holds `starts[i] .. starts[i] + lengths[i]`, then
-    /// [`EMPTY`](Self::EMPTY) up to the longest row.
+    /// Consecutive positions: sequence `i` holds `starts[i] .. starts[i] + lengths[i]`, then
+    /// [`EMPTY`](Self::EMPTY) up to the longest sequence.
     ///
     /// # Panics
     /// If `starts` and `lengths` differ in length.
@@ -39,89 +38,84 @@ impl Positions {
         assert_eq!(
             starts.len(),
             lengths.len(),
-            "one start and one length for every row"
+            "one start and one length for every sequence"
         );
         let width = lengths.iter().copied().max().unwrap_or(0);
-        let slots = starts
-            .iter()
-            .zip(lengths)
-            .flat_map(|(&start, &length)| {
-                (0..width).map(move |i| {
-                    if i < length {
-                        start.saturating_add(i)
-                    } else {
-                        Self::EMPTY
-                    }
-                })
-            })
-            .collect();
+        let list = |(&start, &length): (&usize, &usize)| {
+            let position = move |i| match i < length {
+                true => start.saturating_add(i),
+                false => Self::EMPTY,
+            };
+            (0..width).map(position)
+        };
         Self {
-            rows: starts.len(),
+            sequences: starts.len(),
             heads: 1,
             width,
-            slots,
+            slots: starts.iter().zip(lengths).flat_map(list).collect(),
         }
     }
 
-    /// One list for every row, shared by all its heads; shorter lists end in
-    /// [`EMPTY`](Self::EMPTY).
+    /// One list for every sequence, shared by all its heads. Shorter lists end in [`EMPTY`](Self::EMPTY).
     #[must_use]
-    pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Self {
-        let width = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
-        let mut slots = Vec::with_capacity(rows.len() * width);
-        for row in rows {
-            slots.extend_from_slice(row.as_ref());
-            slots.resize(slots.len() + width - row.as_ref().len(), Self::EMPTY);
+    pub fn shared<L: AsRef<[usize]>>(lists: &[L]) -> Self {
+        let width = lists.iter().map(|list| list.as_ref().len()).max();
+        let width = width.unwrap_or(0);
+        let mut slots = Vec::with_capacity(lists.len() * width);
+        for list in lists {
+            slots.extend_from_slice(list.as_ref());
+            slots.resize(slots.len() + width - list.as_ref().len(), Self::EMPTY);
         }
         Self {
-            rows: rows.len(),
+            sequences: lists.len(),
             heads: 1,
             width,
             slots: slots.into(),
         }
     }
 
-    /// `heads` lists for every row, row by row; one for each where its heads agree everywhere.
-    pub(crate) fn from_lists<R: AsRef<[usize]>>(heads: usize, lists: &[R]) -> Self {
-        let mut rows = lists.chunks(heads);
-        if rows.all(|row| row.iter().all(|list| list.as_ref() == row[0].as_ref())) {
+    /// `heads` lists for every sequence, one sequence after the other; a single list for each sequence if its heads
+    /// agree in all of them.
+    pub(crate) fn from_lists<L: AsRef<[usize]>>(heads: usize, lists: &[L]) -> Self {
+        let agree = |list: &[L]| list.iter().all(|l| l.as_ref() == list[0].as_ref());
+        if lists.chunks(heads).all(agree) {
             let first: Vec<&[usize]> = lists.iter().step_by(heads).map(AsRef::as_ref).collect();
-            return Self::from_rows(&first);
+            return Self::shared(&first);
         }
         Self {
-            rows: lists.len() / heads,
+            sequences: lists.len() / heads,
             heads,
-            ..Self::from_rows(lists)
+            ..Self::shared(lists)
         }
     }
 
-    /// Lists that differ between KV heads: `rows[row][head]`. Shorter lists end in
+    /// Lists that differ between KV heads: `sequences[sequence][head]`. Shorter lists end in
     /// [`EMPTY`](Self::EMPTY).
     ///
     /// # Panics
-    /// If rows differ in their number of heads.
+    /// If sequences differ in their number of heads.
     #[must_use]
-    pub fn from_heads(rows: &[Vec<Vec<usize>>]) -> Self {
-        let heads = rows.first().map_or(1, Vec::len);
+    pub fn per_head(sequences: &[Vec<Vec<usize>>]) -> Self {
+        let heads = sequences.first().map_or(1, Vec::len);
         assert!(
-            rows.iter().all(|row| row.len() == heads),
-            "the same heads in every row"
+            sequences.iter().all(|lists| lists.len() == heads),
+            "the same heads in every sequence"
         );
-        let lists: Vec<_> = rows.iter().flatten().collect();
+        let lists: Vec<_> = sequences.iter().flatten().collect();
         Self {
-            rows: rows.len(),
+            sequences: sequences.len(),
             heads,
-            ..Self::from_rows(&lists)
+            ..Self::shared(&lists)
         }
     }
 
-    /// Number of batch rows.
+    /// Number of sequences.
     #[must_use]
-    pub const fn rows(&self) -> usize {
-        self.rows
+    pub const fn sequences(&self) -> usize {
+        self.sequences
     }
 
-    /// 1 where all heads of a row share one list, else the number of KV heads.
+    /// 1 where all heads of a sequence share one list, else the number of KV heads.
     #[must_use]
     pub const fn heads(&self) -> usize {
         self.heads
@@ -133,54 +127,39 @@ impl Positions {
         self.width
     }
 
-    /// The list of one row and head. Where heads share one list, any `head` answers it.
+    /// The list of one sequence and head. Where heads share one list, any `head` returns it.
     ///
     /// # Panics
-    /// If there is no such row, or no such head.
+    /// If there is no such sequence, or no such head.
     #[must_use]
-    pub fn slots(&self, row: usize, head: usize) -> &[usize] {
+    pub fn slots(&self, sequence: usize, head: usize) -> &[usize] {
         let head = if self.heads == 1 { 0 } else { head };
-        let from = (row * self.heads + head) * self.width;
+        let from = (sequence * self.heads + head) * self.width;
         &self.slots[from..from + self.width]
     }
 
-    /// Slots of a row's first head that are not empty.
-    ///
-    /// # Panics
-    /// If there is no such row.
-    #[must_use]
-    pub fn count(&self, row: usize) -> usize {
-        self.slots(row, 0)
-            .iter()
-            .filter(|&&position| position != Self::EMPTY)
-            .count()
+    /// Slots of a sequence's first head that are not empty.
+    pub(crate) fn count(&self, sequence: usize) -> usize {
+        let slots = self.slots(sequence, 0).iter();
+        slots.filter(|&&position| position != Self::EMPTY).count()
     }
 
-    /// Whether all rows hold the same lists, so that one row can stand for all.
-    #[must_use]
-    pub fn rows_agree(&self) -> bool {
+    /// Whether all sequences hold the same lists, so that one can stand for all.
+    pub(crate) fn sequences_agree(&self) -> bool {
         let list = self.heads * self.width;
-        self.rows <= 1
-            || list == 0
-            || self
-                .slots
-                .chunks(list)
-                .all(|row| *row == self.slots[..list])
+        let mut sequences = self.slots.chunks(list.max(1));
+        self.sequences <= 1 || sequences.all(|sequence| *sequence == self.slots[..list])
     }
 
-    /// The highest position held anywhere.
+    /// The highest position in any list.
     #[must_use]
     pub fn last(&self) -> Option<usize> {
-        self.slots
-            .iter()
-            .copied()
-            .filter(|&position| position != Self::EMPTY)
-            .max()
+        let slots = self.slots.iter().copied();
+        slots.filter(|&position| position != Self::EMPTY).max()
     }
 
-    /// The same slots, emptied where `keep(row, position)` declines.
-    #[must_use]
-    pub fn filter(&self, keep: impl Fn(usize, usize) -> bool) -> Self {
+    /// The same slots, emptied where `keep(sequence, position)` is false.
+    pub(crate) fn filter(&self, keep: impl Fn(usize, usize) -> bool) -> Self {
         let list = (self.heads * self.width).max(1);
         let slots = self.slots.iter().enumerate().map(|(i, &position)| {
             if position != Self::EMPTY && keep(i / list, position) {
@@ -195,28 +174,22 @@ impl Positions {
         }
     }
 
-    /// The same rows, `range` of their slots.
-    ///
-    /// # Panics
-    /// If `range` reaches beyond [`width`](Self::width).
-    #[must_use]
-    pub fn narrow(&self, range: std::ops::Range<usize>) -> Self {
-        let slots = self
-            .slots
-            .chunks(self.width.max(1))
-            .flat_map(|list| &list[range.clone()])
-            .copied()
-            .collect();
+    /// The same sequences, `range` of their slots.
+    pub(crate) fn narrow(&self, range: Range<usize>) -> Self {
+        let lists = self.slots.chunks(self.width.max(1));
         Self {
             width: range.len(),
-            slots,
+            slots: lists
+                .flat_map(|list| &list[range.clone()])
+                .copied()
+                .collect(),
             ..*self
         }
     }
 }
 
 impl fmt::Display for Positions {
-    /// Each row's first and last position.
+    /// The first and the last position of every list.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ends = |list: &[usize]| {
             let mut held = list.iter().filter(|&&position| position != Self::EMPTY);
@@ -228,15 +201,15 @@ impl fmt::Display for Positions {
     }
 }
 
-/// Whether the query at one position may see the key at another, in a layer that shows `window`
-/// keys (the query's own included) or, without a window, all.
+/// Whether the query at one position may see the key at another, in a layer that attends to `window` tokens (the
+/// query's own included) or, without a window, to all.
 ///
 /// ```
 /// use kv_direct::positions::visible;
 ///
 /// let two = std::num::NonZeroUsize::new(2);
 /// assert!(visible(5, 5, two) && visible(5, 4, two));
-/// assert!(!visible(5, 3, two), "two keys, the query's own included");
+/// assert!(!visible(5, 3, two), "two tokens, the query's own included");
 /// assert!(visible(5, 3, None) && !visible(5, 6, None));
 /// ```
 #[must_use]

@@ -9,7 +9,7 @@
 //! Rows, positions, ids and scores are tensors: a [`Tensor`](crate::cache::Entry::Tensor) has four
 //! dimensions in the dtype of the model, the lists have one, integers in U64, ids in U32, scores in F32.
 //! The header's `__metadata__` says `format` (`kv-direct session`), `version`, `written_by`, `fingerprint`,
-//! `backend`, `options`, `model` and `checksum.NAME` for every tensor: the XXH3 of the line `NAME DTYPE
+//! `backend`, `option.NAME` for every option, `model` and `checksum.NAME` for every tensor: the XXH3 of the line `NAME DTYPE
 //! [SHAPE]` and its bytes. `checksum` is that of a line `LENGTH KEY LENGTH VALUE` for every other fact, sorted.
 //! All of them are 16 hexadecimal digits.
 //!
@@ -44,11 +44,10 @@
 
 mod error;
 mod facts;
-mod fingerprint;
 mod read;
 mod write;
 
-pub use self::{error::SessionError, fingerprint::Fingerprint, read::load, write::save};
+pub use self::{error::SessionError, read::load, write::save};
 
 /// Says that a safetensors file is a session.
 const FORMAT: &str = "kv-direct session";

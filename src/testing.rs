@@ -18,11 +18,11 @@ mod life;
 mod memory;
 mod models;
 mod reading;
+mod recorder;
 mod refusals;
 mod states;
-mod trial;
+mod test_run;
 mod truncation;
-mod watched;
 
 pub use self::{
     batches::{heads_do_not_depend_on_the_batch, rows_do_not_depend_on_their_neighbours},

@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use anyhow::{Result, anyhow};
-use kv_direct::cache::{Plan, Planner, Price};
+use kv_direct::cache::{Cost, Plan, Planner};
 use plotters::prelude::*;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -12,7 +12,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub(crate) struct Point {
     pub(crate) budget: usize,
     pub(crate) plan: Plan,
-    pub(crate) price: Price,
+    pub(crate) price: Cost,
     /// Seconds of a step.
     pub(crate) predicted: f64,
     /// The same, measured.

@@ -2,9 +2,9 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, ModelShape,
-        Plan, Pooling, ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm,
-        StreamingLlmConfig, Tova, TovaConfig, Window,
+        CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, ModelShape, Plan,
+        Pooling, ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, TokenBudget, Tova, TovaConfig, Window,
     },
     exact::conformance::Conformance,
     model::Decoder,
@@ -52,7 +52,7 @@ pub(crate) enum Kind {
     Residual {
         hot: usize,
         #[serde(default)]
-        plan: Kept,
+        plan: Retained,
     },
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum Pool {
 /// What is kept of old tokens.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kept {
+pub(crate) enum Retained {
     #[default]
     Tokens,
     Residuals,
@@ -154,9 +154,9 @@ impl Kind {
             "residual" | "residuals" => Self::Residual {
                 hot: budget,
                 plan: if name == "residual" {
-                    Kept::Tokens
+                    Retained::Tokens
                 } else {
-                    Kept::Residuals
+                    Retained::Residuals
                 },
             },
             _ => return None,
@@ -230,7 +230,7 @@ impl Kind {
     }
 }
 
-impl Kept {
+impl Retained {
     fn plan(self, shape: &ModelShape) -> Result<Plan, CacheError> {
         match self {
             Self::Tokens => Ok(Plan::tokens(shape)),
@@ -242,10 +242,10 @@ impl Kept {
 }
 
 impl Rows {
-    fn budget(self) -> Result<Budget, CacheError> {
+    fn budget(self) -> Result<TokenBudget, CacheError> {
         match self {
-            Self::Number(rows) => Ok(Budget::rows(rows)),
-            Self::OfPrompt(ratio) => Budget::of_prompt(ratio),
+            Self::Number(rows) => Ok(TokenBudget::rows(rows)),
+            Self::OfPrompt(ratio) => TokenBudget::of_prompt(ratio),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Plan, Price, Step, TokenIds},
+    cache::{CacheBackend, Cost, FullKv, Plan, Step, TokenIds},
     exact::conformance::Conformance,
     generate::argmax,
     memory::MemoryReport,
@@ -125,7 +125,7 @@ pub(crate) struct Measurement {
     pub(crate) per_old_token: usize,
     pub(crate) steps_ms: Vec<f64>,
     /// What is kept of old tokens, where a plan says so, and its price at the end of the run.
-    pub(crate) plan: Option<(Plan, Price)>,
+    pub(crate) plan: Option<(Plan, Cost)>,
 }
 
 /// Differences of logits where the reference's tokens are fed.
@@ -250,7 +250,7 @@ impl Reference {
         row.matches.push(matching as f64 / self.tokens.len() as f64);
         row.memory = free.memory();
         let shape = setup.decoder.shape();
-        let price = |plan: Plan| (plan.price(&shape, free.position(0)), plan);
+        let price = |plan: Plan| (plan.cost(&shape, free.position(0)), plan);
         row.plan = kind
             .plan(&shape)
             .map(price)

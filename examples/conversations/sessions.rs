@@ -162,8 +162,8 @@ impl<'a> Sessions<'a> {
         let shape = self.model.decoder.shape();
         let plan = Plan::tokens(&shape);
         // Parked, it replays every token; then it holds all of them.
-        let parked = plan.clone().price(&shape, tokens);
-        let awake = plan.with_hot(usize::MAX).price(&shape, tokens);
+        let parked = plan.clone().cost(&shape, tokens);
+        let awake = plan.with_hot(usize::MAX).cost(&shape, tokens);
         awake.between() + awake.scratch.max(parked.scratch)
     }
 }

@@ -5,6 +5,7 @@ use std::error::Error;
 use burn::tensor::DType;
 
 use crate::{
+    cache::Observation,
     exact::conformance::{Conformance, Subject},
     positions::Positions,
 };
@@ -13,42 +14,44 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// No row of a step brings a token.
-    #[error("the step has no tokens in any of its {rows} rows")]
+    /// No sequence of a step brings a token.
+    #[error("the step has no tokens in any of its {sequences} sequences")]
     EmptyStep {
-        /// Batch rows of the step.
-        rows: usize,
+        /// Sequences of the step.
+        sequences: usize,
     },
-    /// A step leaves a gap, or takes tokens in twice.
-    #[error("row {row} of the step starts at position {found}, but the cache expects {expected}")]
+    /// A step leaves a gap, or repeats tokens.
+    #[error(
+        "sequence {sequence} of the step starts at position {found}, but the cache expects {expected}"
+    )]
     Gap {
-        /// The batch row.
-        row: usize,
-        /// Tokens taken in so far.
+        /// The sequence.
+        sequence: usize,
+        /// Tokens processed so far.
         expected: usize,
         /// Where the step starts.
         found: usize,
     },
-    /// A step must say where each of its rows starts.
-    #[error("the step has {rows} batch rows and {starts} starts")]
+    /// A step must say where each of its sequences starts.
+    #[error("the step has {sequences} sequences and {starts} starts")]
     Starts {
-        /// Batch rows of the step.
-        rows: usize,
+        /// Sequences of the step.
+        sequences: usize,
         /// Starting positions given.
         starts: usize,
     },
-    /// The number of batch rows is fixed by the first step.
-    #[error("{found} batch rows were given, but the cache holds {expected}")]
-    Rows {
-        /// Rows of the cache.
+    /// The number of sequences is fixed by the first step.
+    #[error("{found} sequences were given, but the cache holds {expected}")]
+    Sequences {
+        /// Sequences of the cache.
         expected: usize,
-        /// Rows of the step, or of the lengths to truncate to.
+        /// Sequences of the step, or lengths to truncate to.
         found: usize,
     },
-    /// An earlier step began and was not committed: its rows are in some layers only.
+    /// An earlier step began and was not committed: its entries are in some layers only.
     #[error("an earlier step failed midway; clear the cache to go on")]
     Poisoned,
-    /// A layer was called without a step, twice in one step, or out of order.
+    /// A layer was called outside a step, twice in one step, or out of order.
     #[error("layer {found} was called, but {}", expected.map_or("no layer is due".into(), |l| format!("layer {l} is due")))]
     LayerOrder {
         /// The layer that is due, if any.
@@ -56,7 +59,25 @@ pub enum CacheError {
         /// The layer that was called.
         found: usize,
     },
-    /// `commit` came before every layer had its turn, or without a step.
+    /// Attention reported something else than the cache asked for. The step has failed.
+    #[error("layer {layer} expects attention to report {expected}, but received {found}")]
+    Observation {
+        /// The layer.
+        layer: usize,
+        /// What the cache still waits for.
+        expected: Observation,
+        /// What it received.
+        found: Observation,
+    },
+    /// Attention did not report what the cache asked for. The step has failed.
+    #[error("layer {layer} expects attention to report {expected}, but received no report")]
+    NotObserved {
+        /// The layer.
+        layer: usize,
+        /// What the cache asked for.
+        expected: Observation,
+    },
+    /// `commit` came before every layer was called, or outside a step.
     #[error("commit after {called} of {layers} layers")]
     Uncommittable {
         /// Layers called since the step began.
@@ -69,17 +90,17 @@ pub enum CacheError {
     Shape {
         /// Which tensor.
         what: &'static str,
-        /// The shape the model promises.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// The shape that came.
+        /// The shape found.
         found: Vec<usize>,
     },
-    /// The positions of a span are not those the step announced.
+    /// The positions of a span are not those of the step.
     #[error("the span has the positions {found}, the step announced {expected}")]
     SpanPositions {
-        /// By the step.
+        /// Of the step.
         expected: Box<Positions>,
-        /// By the span.
+        /// Of the span.
         found: Box<Positions>,
     },
     /// A tensor does not have the dtype of the model.
@@ -89,66 +110,74 @@ pub enum CacheError {
         what: &'static str,
         /// The dtype of the model.
         expected: DType,
-        /// The dtype that came.
+        /// The dtype found.
         found: DType,
     },
-    /// A model shape no model can have.
-    #[error("the model's shape has {what} = {found}, which is no size")]
+    /// A model shape that no model can have.
+    #[error("the model's shape has {what} = {found}, which no model can have")]
     ModelShape {
         /// Which size.
         what: &'static str,
         /// Its value.
         found: usize,
     },
+    /// A size that the model's shape leaves open, though a byte budget or a cost depends on it.
+    #[error("the model's shape does not say {what}: bytes cannot be bounded without it")]
+    UnknownSize {
+        /// The field.
+        what: &'static str,
+    },
     /// Truncation beyond the last token.
     #[error("cannot truncate to {to}: there are only {longest} tokens")]
     TruncateBeyond {
         /// The length asked for.
         to: usize,
-        /// Tokens of the row, or of the longest where all are cut to one length.
+        /// Tokens of the sequence.
         longest: usize,
     },
-    /// Truncation to a point whose rows were dropped.
-    #[error("cannot truncate row {row} to {to}: the oldest point that can be reached is {oldest}")]
+    /// Truncation to a point that needs evicted entries.
+    #[error(
+        "cannot truncate sequence {sequence} to {to}: the shortest length in reach is {oldest}"
+    )]
     Irreversible {
-        /// The batch row.
-        row: usize,
+        /// The sequence.
+        sequence: usize,
         /// The length asked for.
         to: usize,
-        /// The shortest length, apart from 0, that can be reached.
+        /// The shortest length in reach, apart from 0.
         oldest: usize,
     },
-    /// A batch row that there is not.
-    #[error("there is no batch row {row}: the cache holds {rows}")]
-    NoRow {
-        /// The row asked for.
-        row: usize,
-        /// Rows of the cache.
-        rows: usize,
+    /// A sequence that does not exist.
+    #[error("there is no sequence {sequence}: the cache holds {sequences}")]
+    NoSequence {
+        /// The sequence asked for.
+        sequence: usize,
+        /// Sequences of the cache.
+        sequences: usize,
     },
-    /// A checkpoint is open: restore or accept it first.
-    #[error("a checkpoint is open: restore or accept it first")]
-    CheckpointOpen,
-    /// Nothing to restore or accept.
-    #[error("no checkpoint is open")]
-    NoCheckpoint,
+    /// A draft is open: end it first.
+    #[error("a draft is open: end it first")]
+    DraftOpen,
+    /// There is no draft to end.
+    #[error("no draft is open")]
+    NoDraft,
     /// The backend has no such operation.
     #[error("this backend cannot {operation}")]
     Unsupported {
         /// What was asked for.
         operation: &'static str,
     },
-    /// A state was taken from a cache of another kind, or built or fed differently.
-    #[error("the state is of {what} {found}, this cache is of {expected}")]
+    /// A state of a cache of another kind, with other options, or for another model.
+    #[error("the state has {what} {found}, this cache has {expected}")]
     Foreign {
-        /// What differs: the backend, its options, the model's shape.
-        what: &'static str,
+        /// What differs: the backend, an option, the model's shape.
+        what: String,
         /// Of this cache.
         expected: String,
         /// Of the state.
         found: String,
     },
-    /// A state in which something is missing or does not fit the rest.
+    /// A state in which an entry is missing or does not fit the rest.
     #[error("the state's {entry} is wrong: {problem}")]
     State {
         /// Which entry.
@@ -156,84 +185,88 @@ pub enum CacheError {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A budget too small to hold anything.
-    #[error("a budget of {found} rows is too small: the smallest that works is {smallest}")]
+    /// A token budget too small to hold anything.
+    #[error("a budget of {found} tokens is too small: the smallest that works is {smallest}")]
     Budget {
         /// The budget asked for.
         found: usize,
         /// The smallest that works.
         smallest: usize,
     },
-    /// A share of the prompt that is none.
+    /// A share of the prompt outside (0, 1].
     #[error("{found} is no share of a prompt: it must be above 0 and at most 1")]
     Ratio {
         /// The share asked for.
         found: f64,
     },
-    /// Pooling needs a middle.
+    /// A pooling kernel without a middle.
     #[error("a pooling kernel of {found} has no middle: it must be odd")]
     Kernel {
         /// The kernel asked for.
         found: usize,
     },
-    /// The window whose queries choose is empty.
-    #[error("a window of 0 queries chooses nothing: the smallest that works is 1")]
+    /// An observation window without a query.
+    #[error("an observation window of 0 queries selects nothing: the smallest that works is 1")]
     SnapWindow,
-    /// Keys cannot be re-indexed where a window counts original positions.
+    /// Keys cannot be re-indexed where a sliding window counts original positions.
     #[error("keys cannot be re-indexed: layer {layer} has a window over original positions")]
     Reindexing {
         /// The layer.
         layer: usize,
     },
     /// A plan for another number of layers.
-    #[error("the plan is about {found} layers, the model has {expected}")]
+    #[error("the plan covers {found} layers, the model has {expected}")]
     PlanLayers {
         /// Layers of the model.
         expected: usize,
         /// Layers of the plan.
         found: usize,
     },
-    /// A plan that keeps keys and values where the window is kept anyway.
+    /// A plan that retains keys and values in a sliding-window layer.
     #[error(
-        "the plan keeps old keys and values at layer {layer}, whose window is all that is ever seen"
+        "the plan retains old keys and values at layer {layer}, which only ever needs its window"
     )]
     PlanWindow {
         /// The layer.
         layer: usize,
     },
-    /// A plan would hold more than the keys and values it replaces.
+    /// A plan that would hold more than the keys and values it replaces.
     #[error(
-        "residuals and what is kept beside them hold {residuals} bytes a token, the keys and values they \
-         replace {keys_values}: nothing is saved"
+        "the plan holds {residuals} bytes a token, the keys and values it replaces {keys_values}: nothing is saved"
     )]
     Larger {
-        /// Bytes that the plan keeps of one old token.
+        /// Bytes that the plan holds for one old token.
         residuals: usize,
         /// Bytes of one token's keys and values in all layers.
         keys_values: usize,
     },
-    /// A text that tells no speeds.
+    /// A context that is too long to be priced.
+    #[error("a context of {found} tokens is too long: the longest is {longest}")]
+    Context {
+        /// Tokens asked for.
+        found: usize,
+        /// The most tokens.
+        longest: usize,
+    },
+    /// A text that is no throughput.
     #[error(
-        "{text:?} tells no speeds: it must be like \"read 9e9; 64 rows: projection 5e10, block 6e10, attention 2e10\""
+        "{text:?} is no throughput: it must be like \"read 9e9; 64 tokens: projection 5e10, block 6e10, attention 2e10\""
     )]
-    Speeds {
+    Throughput {
         /// The text.
         text: String,
     },
-    /// A step that would not fit the budget of bytes. One with fewer tokens may.
-    #[error(
-        "the step needs {needed} bytes, the budget is {budget}{}",
-        kept_for(*differing)
-    )]
+    /// A step that would not fit the byte budget. One with fewer tokens may.
+    #[error("the step needs {needed} bytes, the budget is {budget}{}", kept_for(*differing))]
     StepBytes {
         /// The budget.
         budget: usize,
         /// The most bytes that would be held within the step.
         needed: usize,
-        /// Rows, of all layers, that stay because they had other bits when they were rebuilt.
+        /// Entries, of all layers, that stay because they had other bits when they were rebuilt.
         differing: usize,
     },
-    /// A budget of bytes that no plan keeps within for such a context.
+    /// A byte budget that no plan can keep for such a context.
     #[error("a budget of {budget} bytes is too small: the smallest that works is {smallest}")]
     BudgetBytes {
         /// The budget asked for.
@@ -241,10 +274,10 @@ pub enum CacheError {
         /// The smallest that works.
         smallest: usize,
     },
-    /// The device's kernels do not keep bits under the scheme, so nothing can be rebuilt exactly.
-    #[error("rebuilt rows would not be exact on this device: {0}")]
+    /// The device's kernels do not repeat bits, so nothing can be rebuilt exactly.
+    #[error("rebuilt entries would not be exact on this device: {0}")]
     NotExact(Box<Conformance>),
-    /// A conformance report that was measured for something else.
+    /// A conformance report of something else.
     #[error("the conformance report is about {found}, the model is {expected}")]
     Conformance {
         /// What the model is.
@@ -255,18 +288,20 @@ pub enum CacheError {
     /// The decoder has no embedding, so token ids cannot be replayed.
     #[error("the decoder has no embedding to replay token ids from")]
     NoEmbedding,
-    /// The decoder failed to rebuild rows.
-    #[error("the decoder could not rebuild rows")]
+    /// The decoder failed to rebuild entries.
+    #[error("the decoder could not rebuild entries")]
     Replay(#[source] Box<dyn Error + Send + Sync>),
-    /// Whatever a backend of another crate has to say.
+    /// An error of a backend of another crate.
     #[error("the backend failed")]
     Backend(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Why more is held than a plan says.
+/// Why more is held than the plan says.
 fn kept_for(differing: usize) -> String {
     match differing {
         0 => String::new(),
-        rows => format!("; {rows} rows stay because they had other bits when they were rebuilt"),
+        entries => {
+            format!("; {entries} entries stay because they had other bits when they were rebuilt")
+        }
     }
 }

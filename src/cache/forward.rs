@@ -1,9 +1,12 @@
-//! Forwarding implementations: whatever takes a backend takes a reference to one and a boxed one, and a
-//! tuple struct around a backend is one.
+//! Forwarding implementations: a reference to a backend, a boxed one, and a tuple struct around one are backends.
 
 use crate::cache::CacheBackend;
 
 /// The methods of [`CacheBackend`] that a wrapper leaves to the backend inside it, by name.
+///
+/// `queries` stands for `lengths`, `cached` and `memory`; `lifecycle` for `truncate`, `begin_draft`, `end_draft`,
+/// `select_sequences`, `park`, `state` and `set_state`. Each can be named alone. A fork that is forwarded is a fork of
+/// the inner backend, without its wrapper.
 ///
 /// ```
 /// use kv_direct::{cache::{CacheBackend, CacheError, Step}, forward_backend};
@@ -22,48 +25,41 @@ use crate::cache::CacheBackend;
 ///         Ok(())
 ///     }
 ///
-///     forward_backend!(self => self.inner; keys_values wants observe commit questions life clear fork);
+///     forward_backend!(self => self.inner; keys_values wants observe commit queries lifecycle clear fork);
 /// }
 /// ```
-///
-/// `questions` stands for `position`, `kept`, `memory` and `rows`; `life` for `truncate_rows`, `truncate`,
-/// `checkpoint`, `restore`, `accept`, `select_rows`, `park`, `state` and `set_state`; each can be named alone. A
-/// fork that is forwarded is one of the inner backend, without its wrapper.
 #[macro_export]
 macro_rules! forward_backend {
     ($self:ident => $inner:expr; $($method:ident)+) => {$(
         $crate::forward_backend!(@ $method $self $inner);
     )+};
+    (@ queries $self:ident $inner:expr) => {
+        $crate::forward_backend!($self => $inner; lengths cached memory);
+    };
+    (@ lifecycle $self:ident $inner:expr) => {
+        $crate::forward_backend!(
+            $self => $inner;
+            truncate begin_draft end_draft select_sequences park state set_state
+        );
+    };
     (@ begin $self:ident $inner:expr) => {
         fn begin(&mut $self, step: &$crate::cache::Step) -> Result<(), $crate::cache::CacheError> {
             $inner.begin(step)
         }
     };
     (@ keys_values $self:ident $inner:expr) => {
-        fn keys_values(
-            &mut $self,
-            layer: $crate::cache::LayerIndex,
-            span: $crate::cache::Span<'_>,
-        ) -> Result<$crate::cache::KeysValues, $crate::cache::CacheError> {
+        fn keys_values(&mut $self, layer: $crate::cache::LayerIndex, span: $crate::cache::Span<'_>) -> Result<$crate::cache::KeysValues, $crate::cache::CacheError> {
             $inner.keys_values(layer, span)
         }
     };
     (@ wants $self:ident $inner:expr) => {
-        fn wants(
-            &$self,
-            layer: $crate::cache::LayerIndex,
-            step: &$crate::cache::Step,
-        ) -> $crate::cache::Observation {
-            $inner.wants(layer, step)
+        fn wants(&$self, layer: $crate::cache::LayerIndex) -> $crate::cache::Observation {
+            $inner.wants(layer)
         }
     };
     (@ observe $self:ident $inner:expr) => {
-        fn observe(
-            &mut $self,
-            layer: $crate::cache::LayerIndex,
-            seen: $crate::cache::Observed,
-        ) -> Result<(), $crate::cache::CacheError> {
-            $inner.observe(layer, seen)
+        fn observe(&mut $self, layer: $crate::cache::LayerIndex, observed: $crate::cache::Observed) -> Result<(), $crate::cache::CacheError> {
+            $inner.observe(layer, observed)
         }
     };
     (@ commit $self:ident $inner:expr) => {
@@ -71,23 +67,14 @@ macro_rules! forward_backend {
             $inner.commit()
         }
     };
-    (@ questions $self:ident $inner:expr) => {
-        $crate::forward_backend!($self => $inner; position kept memory rows);
-    };
-    (@ life $self:ident $inner:expr) => {
-        $crate::forward_backend!(
-            $self => $inner;
-            truncate_rows truncate checkpoint restore accept select_rows park state set_state
-        );
-    };
-    (@ position $self:ident $inner:expr) => {
-        fn position(&$self, row: usize) -> usize {
-            $inner.position(row)
+    (@ lengths $self:ident $inner:expr) => {
+        fn lengths(&$self) -> &[usize] {
+            $inner.lengths()
         }
     };
-    (@ kept $self:ident $inner:expr) => {
-        fn kept(&$self, layer: $crate::cache::LayerIndex) -> $crate::cache::Kept {
-            $inner.kept(layer)
+    (@ cached $self:ident $inner:expr) => {
+        fn cached(&$self, layer: $crate::cache::LayerIndex) -> $crate::cache::CachedPositions {
+            $inner.cached(layer)
         }
     };
     (@ memory $self:ident $inner:expr) => {
@@ -95,39 +82,24 @@ macro_rules! forward_backend {
             $inner.memory()
         }
     };
-    (@ rows $self:ident $inner:expr) => {
-        fn rows(&$self) -> usize {
-            $inner.rows()
-        }
-    };
-    (@ truncate_rows $self:ident $inner:expr) => {
-        fn truncate_rows(&mut $self, to: &[usize]) -> Result<(), $crate::cache::CacheError> {
-            $inner.truncate_rows(to)
-        }
-    };
     (@ truncate $self:ident $inner:expr) => {
-        fn truncate(&mut $self, to: usize) -> Result<(), $crate::cache::CacheError> {
+        fn truncate(&mut $self, to: &[usize]) -> Result<(), $crate::cache::CacheError> {
             $inner.truncate(to)
         }
     };
-    (@ checkpoint $self:ident $inner:expr) => {
-        fn checkpoint(&mut $self) -> Result<(), $crate::cache::CacheError> {
-            $inner.checkpoint()
+    (@ begin_draft $self:ident $inner:expr) => {
+        fn begin_draft(&mut $self) -> Result<(), $crate::cache::CacheError> {
+            $inner.begin_draft()
         }
     };
-    (@ restore $self:ident $inner:expr) => {
-        fn restore(&mut $self) -> Result<(), $crate::cache::CacheError> {
-            $inner.restore()
+    (@ end_draft $self:ident $inner:expr) => {
+        fn end_draft(&mut $self, draft: $crate::cache::Draft) -> Result<(), $crate::cache::CacheError> {
+            $inner.end_draft(draft)
         }
     };
-    (@ accept $self:ident $inner:expr) => {
-        fn accept(&mut $self) -> Result<(), $crate::cache::CacheError> {
-            $inner.accept()
-        }
-    };
-    (@ select_rows $self:ident $inner:expr) => {
-        fn select_rows(&mut $self, rows: &[usize]) -> Result<(), $crate::cache::CacheError> {
-            $inner.select_rows(rows)
+    (@ select_sequences $self:ident $inner:expr) => {
+        fn select_sequences(&mut $self, sequences: &[usize]) -> Result<(), $crate::cache::CacheError> {
+            $inner.select_sequences(sequences)
         }
     };
     (@ park $self:ident $inner:expr) => {
@@ -165,7 +137,7 @@ macro_rules! forward {
         {
             forward_backend!(
                 self => (**self);
-                begin keys_values wants observe commit questions life clear fork
+                begin keys_values wants observe commit queries lifecycle clear fork
             );
         }
     )*};
@@ -174,19 +146,19 @@ macro_rules! forward {
 forward!(&mut C, Box<C>);
 
 /// Implements the trait for a tuple struct whose first field does the work.
-macro_rules! backend {
+macro_rules! forward_to_field {
     ($type:ty) => {
         impl $crate::cache::CacheBackend for $type {
             $crate::forward_backend!(
                 self => self.0;
-                begin keys_values wants observe commit questions life clear
+                begin keys_values wants observe commit queries lifecycle clear
             );
 
             fn fork(&self) -> Box<dyn $crate::cache::CacheBackend> {
-                Box::new(Self(self.0.clone()))
+                Box::new(self.clone())
             }
         }
     };
 }
 
-pub(crate) use backend;
+pub(crate) use forward_to_field;

@@ -7,32 +7,32 @@ use crate::{
     positions::Positions,
 };
 
-/// A view of the decoder at one layer, owned by this module and implemented by the decoder, so that
-/// a backend can rebuild rows without holding weights or knowing a model.
+/// The decoder at one layer, as a cache sees it. This module owns the trait and the decoder implements it, so
+/// that a backend can rebuild entries without holding weights or knowing a model.
 ///
-/// Every method gives the bits that the decoder's own step gives for the same row, whatever other
-/// rows share the call. Rows at [`Positions::EMPTY`] are pads: they are carried along, finite, and
-/// mean nothing.
+/// For every token, each method returns the bits of the decoder's own step, whatever other tokens share the
+/// call. Tokens at [`Positions::EMPTY`] are pads: they are carried along and stay finite, and their results
+/// have no meaning.
 pub trait Replay {
-    /// Residual rows entering the first block, from token ids: `[rows, longest, hidden]`. Rows
-    /// shorter than the longest end in pads.
+    /// The residual entering the first block, from token ids: `[batch, longest, hidden]`. Shorter sequences end
+    /// in pads.
     ///
     /// # Errors
-    /// [`NoEmbedding`](CacheError::NoEmbedding) where the decoder is fed by something else.
+    /// [`NoEmbedding`](CacheError::NoEmbedding) for a decoder that is not fed with token ids.
     fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError>;
 
-    /// Keys and values of residual rows `[batch, tokens, hidden]` at their positions: norm,
-    /// projection, bias, QK-norm, rotation.
+    /// Keys and values from the residual `[batch, tokens, hidden]` at these positions: norm, projection, bias,
+    /// QK-norm, rotation.
     ///
     /// # Errors
-    /// Whatever the decoder finds wrong with the rows.
+    /// The decoder's own, in [`CacheError::Replay`].
     fn project(&self, residual: Tensor<3>, positions: &Positions)
     -> Result<Projection, CacheError>;
 
-    /// The whole block: residual rows in, residual rows out, reading `keys_values` and nothing else.
+    /// The whole block, `[batch, tokens, hidden]` in and out. Attention reads `keys_values` and nothing else.
     ///
     /// # Errors
-    /// Whatever the decoder finds wrong with the rows.
+    /// The decoder's own, in [`CacheError::Replay`].
     fn forward(
         &self,
         residual: Tensor<3>,
@@ -40,11 +40,11 @@ pub trait Replay {
         keys_values: &KeysValues,
     ) -> Result<Tensor<3>, CacheError>;
 
-    /// Keys `[batch, kv_heads, tokens, head_dim]` turned from their positions to others, with this
-    /// layer's own base and scaling.
+    /// Keys `[batch, kv_heads, tokens, head_dim]`, rotated from their positions to others with the rotary base
+    /// and scaling of this layer.
     ///
     /// # Errors
-    /// Whatever the decoder finds wrong with the rows.
+    /// The decoder's own, in [`CacheError::Replay`].
     fn rotate(
         &self,
         keys: Tensor<4>,

@@ -5,12 +5,12 @@ use std::{fmt, num::NonZeroUsize};
 use burn::tensor::DType;
 
 use crate::{
-    cache::{CacheError, Kept, LayerIndex},
+    cache::{CacheError, CachedPositions, LayerIndex},
     exact::{attention_scratch, conformance::KernelShapes},
     positions::visible,
 };
 
-/// The shape of a model, as far as a cache cares.
+/// The sizes of a model that a cache needs.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -24,23 +24,22 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelShape {
-    /// How many keys each layer shows, the query's own included; `None` for all.
+    /// How many tokens each layer attends to, the query's own included; `None` for a full-attention layer.
     pub windows: Vec<Option<NonZeroUsize>>,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Dtype of the residual stream, the keys and the values.
     pub dtype: DType,
-    /// Heads, and the shapes that kernels choose their path by.
+    /// Heads, and the shapes by which kernels choose their path.
     pub kernels: KernelShapes,
-    /// Width inside the feed-forward layer, of gate and up each; 0 where it is not known: prices, budgets and
-    /// reports of scratch then leave that layer out.
-    pub intermediate: usize,
-    /// Size of the vocabulary; 0 where it is not known: prices then leave the head out.
-    pub vocab: usize,
+    /// Width of the feed-forward layer, of gate and up each. Byte budgets and costs need it.
+    pub intermediate: Option<usize>,
+    /// Size of the vocabulary. Costs leave the head out where it is unknown.
+    pub vocab: Option<usize>,
 }
 
 impl ModelShape {
-    /// A model of `layers` layers that all show every key.
+    /// A model of `layers` full-attention layers. The feed-forward width and the vocabulary are unknown.
     #[must_use]
     pub fn new(layers: usize, hidden: usize, dtype: DType, kernels: KernelShapes) -> Self {
         Self {
@@ -48,8 +47,8 @@ impl ModelShape {
             hidden,
             dtype,
             kernels,
-            intermediate: 0,
-            vocab: 0,
+            intermediate: None,
+            vocab: None,
         }
     }
 
@@ -59,12 +58,12 @@ impl ModelShape {
         self.windows.len()
     }
 
-    /// Whether a layer has a window.
+    /// Whether a layer has a sliding window.
     pub(crate) fn slides(&self, layer: usize) -> bool {
         self.windows.get(layer).is_some_and(Option::is_some)
     }
 
-    /// Number of layers that show all keys.
+    /// Number of full-attention layers.
     fn full_layers(&self) -> usize {
         self.windows
             .iter()
@@ -72,21 +71,20 @@ impl ModelShape {
             .count()
     }
 
-    /// Of the positions each batch row holds at `layer`, those that the query after its last token
-    /// sees.
+    /// Of the positions that each sequence holds at `layer`, those that its next query sees.
     pub(crate) fn readable(
         &self,
         layer: LayerIndex,
         lengths: &[usize],
         mut held: Vec<Vec<Vec<usize>>>,
-    ) -> Kept {
+    ) -> CachedPositions {
         let window = self.windows.get(layer.index()).copied().flatten();
         for (row, &next) in held.iter_mut().zip(lengths) {
             for list in &mut *row {
                 list.retain(|&position| visible(next, position, window));
             }
         }
-        Kept::per_head(held)
+        CachedPositions::per_head(held)
     }
 
     /// Checks that the sizes are those of a model.
@@ -123,37 +121,46 @@ impl ModelShape {
         }
     }
 
-    /// Multiplications that keys and values of one row take at one layer: the weights of their projections.
-    #[must_use]
-    pub const fn projection_weights(&self) -> usize {
+    /// The width of the feed-forward layer.
+    ///
+    /// # Errors
+    /// [`UnknownSize`](CacheError::UnknownSize) where the shape does not say it.
+    pub(crate) fn known_intermediate(&self) -> Result<usize, CacheError> {
+        let what = "intermediate, the width of the feed-forward layer";
+        self.intermediate.ok_or(CacheError::UnknownSize { what })
+    }
+
+    /// Multiplications for the keys and values of one token at one layer: the weights of their projections.
+    pub(crate) const fn projection_weights(&self) -> usize {
         2 * self.kv_width() * self.hidden
     }
 
-    /// Multiplications that one row takes through the matrices of a block, attention's own left out.
-    #[must_use]
-    pub const fn block_weights(&self) -> usize {
+    /// Multiplications of one token in the matrices of a block, without attention's own; an unknown feed-forward
+    /// layer is left out.
+    pub(crate) fn block_weights(&self) -> usize {
         let queries = self.kernels.heads * self.kernels.head_dim;
-        self.projection_weights() + self.hidden * (2 * queries + 3 * self.intermediate)
+        let feed_forward = 3 * self.intermediate.unwrap_or(0);
+        self.projection_weights() + self.hidden * (2 * queries + feed_forward)
     }
 
-    /// Bytes of temporaries that a gated block of this shape holds at its peak while it takes `tokens` rows in each of
-    /// `batch` rows against `slots` slots: the larger of attention (queries, scores of a block of them) and the
-    /// feed-forward layer (gate, up and a partial sum), each beside the residual and its normed copy.
-    #[must_use]
-    pub fn block_scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
+    /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens in each of `batch`
+    /// sequences, against `slots` slots. That is the larger of attention (queries and a block of scores) and the
+    /// feed-forward layer (gate, up and a partial sum), each beside the residual and its normed copy. An unknown
+    /// feed-forward layer is left out.
+    pub(crate) fn block_scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
         let KernelShapes {
             heads, head_dim, ..
         } = self.kernels;
         let element = self.dtype.size();
-        let rows = batch * tokens * element;
+        let bytes = batch * tokens * element;
         let attention =
-            2 * rows * heads * head_dim + attention_scratch(batch, heads, tokens, slots, element);
-        let feed_forward = 3 * rows * self.intermediate;
-        2 * rows * self.hidden + attention.max(feed_forward)
+            2 * bytes * heads * head_dim + attention_scratch(batch, heads, tokens, slots, element);
+        let feed_forward = 3 * bytes * self.intermediate.unwrap_or(0);
+        2 * bytes * self.hidden + attention.max(feed_forward)
     }
 
-    /// Bytes of temporaries while `tokens` rows in each of `batch` rows are projected: normed rows, keys and values
-    /// side by side, and apart.
+    /// Bytes of temporaries while `tokens` tokens in each of `batch` sequences are projected: the normed
+    /// residual, and keys and values, first side by side, then apart.
     pub(crate) const fn projection_scratch(&self, batch: usize, tokens: usize) -> usize {
         batch * tokens * (self.hidden + 4 * self.kv_width()) * self.dtype.size()
     }
@@ -170,22 +177,22 @@ impl ModelShape {
         2 * self.kv_width() * self.layers() * self.dtype.size()
     }
 
-    /// Bytes of one token's keys and values in the layers that show all keys: what a token costs that
-    /// has left every window.
+    /// Bytes of one token's keys and values in the full-attention layers: the cost of a token that has left all
+    /// sliding windows.
     #[must_use]
     pub fn keys_values_per_old_token(&self) -> usize {
         2 * self.kv_width() * self.full_layers() * self.dtype.size()
     }
 
-    /// Bytes of one token's residual rows, one entering every layer that shows all keys: what
-    /// [`Floor::Residuals`](crate::cache::Floor::Residuals) keeps of it.
+    /// Bytes of one token's residuals, one entering every full-attention layer: what
+    /// [`Plan::residuals`](crate::residual::Plan::residuals) retains.
     #[must_use]
     pub fn residuals_per_token(&self) -> usize {
         self.hidden * self.full_layers() * self.dtype.size()
     }
 }
 
-/// Everything a cache must agree on to take over the rows of another.
+/// Everything that two caches must have in common for one to continue from the state of the other.
 impl fmt::Display for ModelShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layers, hidden) = (self.layers(), self.hidden);

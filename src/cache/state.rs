@@ -1,4 +1,4 @@
-//! What a cache hands out to go on elsewhere: named entries, and what they belong to.
+//! The content of a cache as named entries, to be continued elsewhere.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,10 +6,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::cache::{CacheError, ModelShape};
 
-/// Everything a backend needs to go on, apart from what it was built with; and from what kind of cache it
-/// was taken: backend, options and model.
+/// The content of a cache as named entries, and what kind of cache it was taken from: the backend, its options
+/// and the model.
 ///
-/// `session` (feature `session`) writes one to a file and reads it back.
+/// The `session` module (feature `session`) writes a state to a file and reads it back.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -20,8 +20,8 @@ use crate::cache::{CacheError, ModelShape};
 /// let state = FullKv::new(&shape).state()?;
 /// assert_eq!((state.backend(), state.entries().count()), ("full_kv", 2));
 ///
-/// // A backend of one's own:
-/// let mut state = State::new("newest", "rows=5", &shape);
+/// // A backend of your own:
+/// let mut state = State::new("newest", [("budget", "5".into())], &shape);
 /// state.insert("lengths", Entry::Integers(vec![3, 7]));
 /// assert_eq!(state.integers("lengths")?, [3, 7]);
 /// assert!(state.floats("scores").is_err());
@@ -30,7 +30,7 @@ use crate::cache::{CacheError, ModelShape};
 #[derive(Clone)]
 pub struct State {
     backend: String,
-    options: String,
+    options: BTreeMap<String, String>,
     model: String,
     entries: BTreeMap<String, Entry>,
 }
@@ -40,7 +40,7 @@ pub struct State {
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant, reason = "most entries are tensors")]
 pub enum Entry {
-    /// Rows of keys, values or residuals, in the dtype of the model.
+    /// Keys, values or residuals, in the dtype of the model.
     Tensor(Tensor<4>),
     /// Positions, lengths, counters.
     Integers(Vec<u64>),
@@ -53,11 +53,22 @@ pub enum Entry {
 impl State {
     /// A state without entries, of the backend with this name and these options, for a model of this shape.
     #[must_use]
-    pub fn new(backend: &str, options: &str, shape: &ModelShape) -> Self {
-        Self::of(backend.into(), options.into(), shape.to_string())
+    pub fn new(
+        backend: &str,
+        options: impl IntoIterator<Item = (&'static str, String)>,
+        shape: &ModelShape,
+    ) -> Self {
+        let options = options
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        Self::of(backend.into(), options.collect(), shape.to_string())
     }
 
-    pub(crate) const fn of(backend: String, options: String, model: String) -> Self {
+    pub(crate) const fn of(
+        backend: String,
+        options: BTreeMap<String, String>,
+        model: String,
+    ) -> Self {
         Self {
             backend,
             options,
@@ -72,36 +83,50 @@ impl State {
         &self.backend
     }
 
-    /// The backend's options, in words.
-    #[must_use]
-    pub fn options(&self) -> &str {
-        &self.options
+    /// The backend's options, by name.
+    pub fn options(&self) -> impl Iterator<Item = (&str, &str)> {
+        let options = self.options.iter();
+        options.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// The model's shape, in words.
+    /// The model's shape, as text.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// Checks that it was taken from a cache of the kind of `own`.
+    /// Checks that this state was taken from a cache of the same kind as `own`.
     ///
     /// # Errors
-    /// [`Foreign`](CacheError::Foreign) naming what differs.
+    /// [`Foreign`](CacheError::Foreign), naming what differs.
     pub fn check(&self, own: &Self) -> Result<(), CacheError> {
-        let parts = [
-            ("the backend", &own.backend, &self.backend),
-            ("a model with", &own.model, &self.model),
-            ("the options", &own.options, &self.options),
-        ];
-        match parts.into_iter().find(|(_, own, other)| own != other) {
-            None => Ok(()),
-            Some((what, expected, found)) => Err(CacheError::Foreign {
+        let foreign = |what: String, expected: &str, found: &str| {
+            let (expected, found) = (expected.into(), found.into());
+            Err(CacheError::Foreign {
                 what,
-                expected: expected.clone(),
-                found: found.clone(),
-            }),
+                expected,
+                found,
+            })
+        };
+        if self.backend != own.backend {
+            return foreign("the backend".into(), &own.backend, &self.backend);
         }
+        if self.model != own.model {
+            return foreign("a model with".into(), &own.model, &self.model);
+        }
+        let names = own.options.keys().chain(self.options.keys());
+        for name in names {
+            let value = |of: &Self| {
+                of.options
+                    .get(name)
+                    .map_or_else(|| "none".into(), Clone::clone)
+            };
+            let (expected, found): (String, String) = (value(own), value(self));
+            if expected != found {
+                return foreign(format!("the option {name}"), &expected, &found);
+            }
+        }
+        Ok(())
     }
 
     /// Adds an entry, or replaces it.
@@ -109,7 +134,7 @@ impl State {
         self.entries.insert(name.into(), entry);
     }
 
-    /// All entries, by name.
+    /// All entries, with their names.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.entries
             .iter()
@@ -194,11 +219,11 @@ impl State {
         self.integers(name)?.iter().map(read).collect()
     }
 
-    /// Tokens taken in by every batch row.
+    /// Processed tokens of every sequence.
     pub(crate) fn lengths(&self) -> Result<Vec<usize>, CacheError> {
         let lengths = self.positions("lengths")?;
         if lengths.iter().any(|&length| length > u32::MAX as usize) {
-            return Err(wrong("lengths", "a row is too long"));
+            return Err(wrong("lengths", "a sequence is too long"));
         }
         Ok(lengths)
     }

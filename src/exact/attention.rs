@@ -4,13 +4,13 @@ use std::{num::NonZeroUsize, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::{PIECE, zeros};
+use super::{KV_BLOCK, zeros};
 use crate::positions::{Positions, visible};
 
 /// What attention needs to know of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Attend {
+pub struct AttentionParams {
     /// Factor on the scores, `1 / sqrt(head_dim)` in most models.
     pub scale: f64,
     /// How many keys a query sees, its own included; `None` for all.
@@ -19,7 +19,7 @@ pub struct Attend {
     pub softcap: Option<f64>,
 }
 
-impl Attend {
+impl AttentionParams {
     /// A layer that shows all keys.
     #[must_use]
     pub const fn new(scale: f64) -> Self {
@@ -64,11 +64,11 @@ impl Attend {
 /// the last one behind the last seen, in tiles of 64; that changes no bit.
 ///
 /// # Panics
-/// If the shapes do not fit one another, or `slots` is not a multiple of [`PIECE`].
+/// If the shapes do not fit one another, or `slots` is not a multiple of [`KV_BLOCK`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use kv_direct::{exact::{Attend, attention}, positions::Positions};
+/// use kv_direct::{exact::{AttentionParams, attention}, positions::Positions};
 ///
 /// let device = Device::flex();
 /// let query = Tensor::zeros([1, 2, 1, 4], &device);
@@ -76,8 +76,8 @@ impl Attend {
 /// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
 /// let mut slots = vec![Positions::EMPTY; 512];
 /// slots[..3].copy_from_slice(&[0, 1, 2]);
-/// let attend = Attend::new(0.5);
-/// let out = attention(query, &keys, &values, &Positions::from_rows(&[[2]]), &Positions::from_rows(&[slots]), &attend);
+/// let attend = AttentionParams::new(0.5);
+/// let out = attention(query, &keys, &values, &Positions::shared(&[[2]]), &Positions::shared(&[slots]), &attend);
 /// assert_eq!(out.into_data().as_slice::<f32>().unwrap(), [1.0; 8]);
 /// ```
 #[must_use]
@@ -87,7 +87,7 @@ pub fn attention(
     values: &Tensor<4>,
     queries: &Positions,
     positions: &Positions,
-    attend: &Attend,
+    attend: &AttentionParams,
 ) -> Tensor<3> {
     run(
         query,
@@ -123,7 +123,7 @@ const FEWEST_QUERIES: usize = 16;
 /// Scores of a batch row held at a time, unless fewer queries have more.
 const SCORES: usize = 1 << 19;
 /// Slots that are read or left out together: a piece is read as far as a query of the block sees.
-/// What is left out would add zeros at the end of a reduction. Divides [`PIECE`].
+/// What is left out would add zeros at the end of a reduction. Divides [`KV_BLOCK`].
 const TILE: usize = 64;
 
 /// Attention block by block. `seen` is given each block of queries, the slots it reads, the
@@ -134,14 +134,14 @@ pub(super) fn run(
     values: &Tensor<4>,
     queries: &Positions,
     positions: &Positions,
-    attend: &Attend,
+    attend: &AttentionParams,
     mut seen: impl FnMut(Range<usize>, Range<usize>, Tensor<4>, Tensor<4>),
 ) -> Tensor<3> {
     let [batch, heads, tokens, head_dim] = query.dims();
     let [_, kv_heads, _, slots] = keys.dims();
     assert!(
-        slots.is_multiple_of(PIECE),
-        "{slots} slots are not whole pieces of {PIECE}"
+        slots.is_multiple_of(KV_BLOCK),
+        "{slots} slots are not whole pieces of {KV_BLOCK}"
     );
     assert_eq!(
         (queries.width(), positions.width()),
@@ -179,8 +179,8 @@ pub(super) fn run(
 
         let mut total: Option<Tensor<4>> = None;
         let mut mixed: Option<Tensor<4>> = None;
-        for piece in (0..read.len()).step_by(PIECE) {
-            let end = (piece + PIECE).min(read.len());
+        for piece in (0..read.len()).step_by(KV_BLOCK) {
+            let end = (piece + KV_BLOCK).min(read.len());
             let part = weights.clone().slice_dim(3, piece..end);
             let slots = read.start + piece..read.start + end;
             let sum = whole(part.clone()).sum_dim(3);
@@ -226,7 +226,7 @@ fn pieces_seen(
     window: Option<NonZeroUsize>,
 ) -> Range<usize> {
     let (mut first, mut last) = (usize::MAX, 0);
-    for row in 0..queries.rows() {
+    for row in 0..queries.sequences() {
         let real = || {
             queries
                 .slots(row, 0)
@@ -252,7 +252,7 @@ fn pieces_seen(
     let from = if first == usize::MAX {
         0
     } else {
-        first / PIECE * PIECE
+        first / KV_BLOCK * KV_BLOCK
     };
     from..(last / TILE + 1) * TILE
 }
@@ -260,20 +260,20 @@ fn pieces_seen(
 /// A piece filled up with zeros, so that its sum is taken in one order however much of it is read.
 fn whole(part: Tensor<4>) -> Tensor<4> {
     let [batch, heads, rows, width] = part.dims();
-    if width == PIECE {
+    if width == KV_BLOCK {
         return part;
     }
     let options = (&part.device(), part.dtype());
-    let rest = zeros([batch, heads, rows, PIECE - width], options);
+    let rest = zeros([batch, heads, rows, KV_BLOCK - width], options);
     Tensor::cat(vec![part, rest], 3)
 }
 
 /// 0 where a query sees a slot and -∞ where not: `[rows or 1, heads or 1, 1, queries, slots]`.
 fn mask(queries: &Positions, positions: &Positions, window: Option<NonZeroUsize>) -> TensorData {
-    let rows = if queries.rows_agree() && positions.rows_agree() {
+    let rows = if queries.sequences_agree() && positions.sequences_agree() {
         1
     } else {
-        queries.rows()
+        queries.sequences()
     };
     let (heads, count, slots) = (positions.heads(), queries.width(), positions.width());
     let mut mask = Vec::with_capacity(rows * heads * count * slots);

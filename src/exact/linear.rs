@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use super::{PIECE, zeros};
+use super::{KV_BLOCK, zeros};
 
 /// `x · weight`, where a row of the result depends on its own row of `x` and on `weight` alone.
 ///
-/// The reduction is cut into equal parts of at most [`PIECE`] whose products are added in order.
+/// The reduction is cut into equal parts of at most [`KV_BLOCK`] whose products are added in order.
 /// Costs one plain product; the parts are views. The kernels of `flex` multiply a single row on one
 /// thread: with feature `rayon` its parts and strips of columns are shared out over all threads.
 ///
@@ -34,7 +34,7 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     let [batch, tokens, width] = x.dims();
     let out = weight.dims()[1];
     let x = x.reshape([batch * tokens, width]);
-    let part = width.div_ceil(width.div_ceil(PIECE).max(1)).max(1);
+    let part = width.div_ceil(width.div_ceil(KV_BLOCK).max(1)).max(1);
     #[cfg(all(feature = "flex", feature = "rayon"))]
     if threads::pay(&x, weight) {
         return threads::shared_out(&x, weight, part).reshape([batch, tokens, out]);

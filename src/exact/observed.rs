@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{
-    attention::{Attend, run},
+    attention::{AttentionParams, run},
     zeros,
 };
 use crate::positions::Positions;
@@ -19,13 +19,13 @@ use crate::positions::Positions;
 /// # Panics
 /// As [`attention()`](super::attention()).
 #[must_use]
-pub fn with_column_sums(
+pub fn attention_with_column_sums(
     query: Tensor<4>,
     keys: &Tensor<4>,
     values: &Tensor<4>,
     queries: &Positions,
     positions: &Positions,
-    attend: &Attend,
+    attend: &AttentionParams,
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, heads, ..] = query.dims();
     let slots = positions.width();
@@ -89,13 +89,13 @@ pub fn with_column_sums(
 /// # Panics
 /// As [`attention()`](super::attention()).
 #[must_use]
-pub fn with_last_rows(
+pub fn attention_with_last_queries(
     query: Tensor<4>,
     keys: &Tensor<4>,
     values: &Tensor<4>,
     queries: &Positions,
     positions: &Positions,
-    attend: &Attend,
+    attend: &AttentionParams,
     last: usize,
 ) -> (Tensor<3>, Tensor<4>) {
     let [batch, heads, tokens, _] = query.dims();
@@ -103,7 +103,7 @@ pub fn with_last_rows(
     let last = last.min(tokens);
     let options = (&query.device(), DType::F32);
     let mut rows = zeros([batch, heads, last, slots], options);
-    let together = queries.rows_agree();
+    let together = queries.sequences_agree();
     let out = run(
         query,
         keys,

@@ -1,14 +1,17 @@
-//! Attention of one block, and the only caller of `keys_values` and `observe`.
+//! Attention of one block: the only caller of `wants`, `keys_values` and `observe`.
 
 use burn::tensor::Tensor;
 
-use super::{DecoderConfig, block::BlockView, rope::Angles, weights::Linear};
+use super::{DecoderConfig, linear::Linear, rope::Angles};
 use crate::{
     cache::{
-        CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection, Span,
-        Step,
+        CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection,
+        Replay, Span, Step,
     },
-    exact::{attention, both, rms_norm, with_column_sums, with_last_rows},
+    exact::{
+        AttentionParams, attention, attention_with_column_sums, attention_with_last_queries, both,
+        rms_norm,
+    },
     positions::Positions,
 };
 
@@ -19,10 +22,21 @@ pub(super) struct Attention {
     pub(super) output: Linear,
     pub(super) query_norm: Option<Tensor<1>>,
     pub(super) key_norm: Option<Tensor<1>>,
+    pub(super) params: AttentionParams,
+}
+
+/// A step at one layer, beside its input.
+pub(super) struct StepAt<'a> {
+    pub(super) layer: LayerIndex,
+    pub(super) step: &'a Step,
+    /// Of the step's positions, by the layer's rotary table.
+    pub(super) angles: &'a Angles,
+    /// The block itself, for a cache that rebuilds entries.
+    pub(super) replay: &'a dyn Replay,
 }
 
 impl Attention {
-    /// Keys and values of normed rows `[batch, tokens, hidden]`.
+    /// Keys and values of the normed residual `[batch, tokens, hidden]`.
     pub(super) fn project(
         &self,
         normed: Tensor<3>,
@@ -33,85 +47,85 @@ impl Attention {
         let both = self.key_value.forward(normed);
         let keys = heads(both.clone().slice_dim(2, 0..width), config.kv_heads);
         let values = heads(both.slice_dim(2, width..2 * width), config.kv_heads);
-        Projection::new(
-            angles.rotate(head_norm(keys, self.key_norm.as_ref(), config)),
-            values,
-        )
+        let keys = angles.rotate(head_norm(keys, self.key_norm.as_ref(), config));
+        Projection { keys, values }
     }
 
-    /// Attention of normed rows over `keys_values`, through the output projection.
+    /// Attention of the normed residual over `keys_values`, through the output projection.
     pub(super) fn read(
         &self,
-        view: &BlockView<'_>,
         normed: Tensor<3>,
         angles: &Angles,
-        positions: &Positions,
+        query_positions: &Positions,
         keys_values: &KeysValues,
+        config: &DecoderConfig,
     ) -> Tensor<3> {
-        let query = self.rotated(self.query.forward(normed), angles, view.config());
-        let (keys, values, slots) = parts(keys_values);
+        let query = self.rotated(self.query.forward(normed), angles, config);
         self.output.forward(attention(
             query,
-            keys,
-            values,
-            positions,
-            slots,
-            &view.attend(),
+            keys_values.keys(),
+            keys_values.values(),
+            query_positions,
+            keys_values.positions(),
+            &self.params,
         ))
     }
 
-    /// Attention of a step: hands the new rows to the cache and reads what it answers.
+    /// Attention of a step: hands the new entries to the cache and reads what it returns.
     pub(super) fn step<C>(
         &self,
-        view: &BlockView<'_>,
         residual: &Tensor<3>,
         normed: Tensor<3>,
-        angles: &Angles,
-        step: &Step,
+        at: &StepAt<'_>,
+        config: &DecoderConfig,
         cache: &mut C,
     ) -> Result<Tensor<3>, CacheError>
     where
         C: CacheBackend + ?Sized,
     {
-        let layer = LayerIndex::new(view.layer);
-        let wanted = cache.wants(layer, step);
+        let wanted = cache.wants(at.layer);
+        let query_positions = at.step.positions();
         let (query, projection) = both(
             &normed,
             || self.query.forward(normed.clone()),
-            || self.project(normed.clone(), angles, view.config()),
+            || self.project(normed.clone(), at.angles, config),
         );
-        let keys_values = cache.keys_values(
-            layer,
-            Span::new(step.positions(), residual, &projection, view),
-        )?;
+        let span = Span::new(query_positions, residual, &projection, at.replay);
+        let keys_values = cache.keys_values(at.layer, span)?;
         drop(projection);
 
-        let moved = keys_values
-            .query_positions()
-            .map(|to| moved(view, step, to))
-            .transpose()?;
-        let (positions, angles) = moved
-            .as_ref()
-            .map_or((step.positions(), angles), |(to, angles)| (to, angles));
-        let query = self.rotated(query, angles, view.config());
-        let (keys, values, slots) = parts(&keys_values);
+        let query = self.rotated(query, at.angles, config);
+        let (keys, values) = (keys_values.keys(), keys_values.values());
+        let (key_positions, params) = (keys_values.positions(), &self.params);
         let mixed = match wanted {
             Observation::Nothing => {
-                attention(query, keys, values, positions, slots, &view.attend())
+                attention(query, keys, values, query_positions, key_positions, params)
             }
             Observation::ColumnSums => {
-                let (mixed, sums) =
-                    with_column_sums(query, keys, values, positions, slots, &view.attend());
+                let (mixed, sums) = attention_with_column_sums(
+                    query,
+                    keys,
+                    values,
+                    query_positions,
+                    key_positions,
+                    params,
+                );
                 drop(keys_values);
-                cache.observe(layer, Observed::ColumnSums(sums))?;
+                cache.observe(at.layer, Observed::ColumnSums(sums))?;
                 mixed
             }
-            Observation::LastRows(last) => {
-                let attend = view.attend();
-                let (mixed, rows) =
-                    with_last_rows(query, keys, values, positions, slots, &attend, last);
+            Observation::LastQueries(last) => {
+                let (mixed, probabilities) = attention_with_last_queries(
+                    query,
+                    keys,
+                    values,
+                    query_positions,
+                    key_positions,
+                    params,
+                    last,
+                );
                 drop(keys_values);
-                cache.observe(layer, Observed::LastRows(rows))?;
+                cache.observe(at.layer, Observed::LastQueries(probabilities))?;
                 mixed
             }
         };
@@ -123,33 +137,6 @@ impl Attention {
         let query = heads(query, config.heads);
         angles.rotate(head_norm(query, self.query_norm.as_ref(), config))
     }
-}
-
-fn parts(keys_values: &KeysValues) -> (&Tensor<4>, &Tensor<4>, &Positions) {
-    (
-        keys_values.keys(),
-        keys_values.values(),
-        keys_values.positions(),
-    )
-}
-
-/// Positions a policy moved the queries to, and their angles.
-fn moved(
-    view: &BlockView<'_>,
-    step: &Step,
-    to: &Positions,
-) -> Result<(Positions, Angles), CacheError> {
-    let shape =
-        |positions: &Positions| vec![positions.rows(), positions.heads(), positions.width()];
-    let (expected, found) = (shape(step.positions()), shape(to));
-    if expected != found {
-        return Err(CacheError::Shape {
-            what: "positions of the queries",
-            expected,
-            found,
-        });
-    }
-    Ok((to.clone(), view.angles(to)?))
 }
 
 /// `[batch, tokens, heads · head_dim]` as `[batch, heads, tokens, head_dim]`.

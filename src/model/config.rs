@@ -241,7 +241,7 @@ impl DecoderConfig {
     ///
     /// ```
     /// use burn::tensor::DType;
-    /// use kv_direct::{cache::Plan, model::DecoderConfig};
+    /// use kv_direct::{model::DecoderConfig, residual::Plan};
     ///
     /// let shape = DecoderConfig::new(49_152, 576, 30, 9, 3).shape(DType::F32);
     /// assert_eq!(shape.keys_values_per_token(), 46_080);
@@ -266,7 +266,7 @@ impl DecoderConfig {
         }
         let mut shape = ModelShape::new(self.layers.len(), self.hidden, dtype, kernels);
         shape.windows = self.layers.iter().map(|layer| layer.window).collect();
-        (shape.intermediate, shape.vocab) = (self.intermediate, self.vocab);
+        (shape.intermediate, shape.vocab) = (Some(self.intermediate), Some(self.vocab));
         shape
     }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::{Activation, weights::Linear};
+use super::{Activation, linear::Linear};
 
 pub(super) struct FeedForward {
     /// Gate and up side by side: one product for both.

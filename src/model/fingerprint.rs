@@ -4,17 +4,17 @@ use std::iter::{once, once_with};
 
 use burn::tensor::Tensor;
 
-use super::{Decoder, weights::Linear};
-use crate::session::Fingerprint;
+use super::{Decoder, linear::Linear};
+use crate::fingerprint::Fingerprint;
 
 impl Decoder {
-    /// What tells this decoder from others: a hash of its configuration and of the bits of all weights.
+    /// A hash of the configuration and of the bits of all weights: it tells this decoder from others.
     ///
     /// # Panics
     /// If a weight cannot be read back from the device.
     ///
     /// # Cost
-    /// Reads every weight: keep it.
+    /// Reads every weight, so compute it once.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {

@@ -1,10 +1,10 @@
-//! What goes into a decoder, and what it refuses.
+//! The input of a decoder, and what it refuses.
 
 use std::ops::Range;
 
 use crate::cache::{CacheError, TokenIds};
 
-/// What a decoder is fed in one call.
+/// The input of a decoder in one call.
 #[derive(Debug, Clone)]
 pub struct Input {
     pub(super) tokens: TokenIds,
@@ -13,7 +13,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// Computes the logits of each row's last token only.
+    /// Computes the logits of each sequence's last token only.
     #[must_use]
     pub const fn last_only(mut self) -> Self {
         self.last_only = true;
@@ -38,16 +38,16 @@ impl<T: Into<TokenIds>> From<T> for Input {
     }
 }
 
-/// Why a decoder refused a call. Unless it comes from a layer's cache, nothing has changed.
+/// Why a decoder refused a call. Nothing has changed, unless a layer of the cache failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
     /// A token the vocabulary does not have.
-    #[error("token {index} of row {row} has id {token}, the vocabulary ends at {vocab}")]
+    #[error("token {index} of sequence {sequence} has id {token}, the vocabulary ends at {vocab}")]
     Vocabulary {
-        /// The batch row.
-        row: usize,
-        /// Which token of the call.
+        /// The sequence.
+        sequence: usize,
+        /// Which of its tokens in the call.
         index: usize,
         /// Its id.
         token: u32,
@@ -70,12 +70,12 @@ pub enum ForwardError {
         /// Layers of the model.
         layers: usize,
     },
-    /// Residual rows that do not belong to the step.
+    /// A residual that does not belong to the step.
     #[error("the residual has shape {found:?}, the step asks for {expected:?}")]
     Residual {
-        /// `[rows, longest, hidden]` of step and model.
+        /// `[batch, longest, hidden]` of step and model.
         expected: [usize; 3],
-        /// The shape that came.
+        /// The shape found.
         found: [usize; 3],
     },
     /// The cache refused.

@@ -207,10 +207,10 @@ impl RopeTable {
 
     /// The angles of `positions`, pads at position 0.
     pub(super) fn angles(&self, positions: &Positions, device: &Device, dtype: DType) -> Angles {
-        let rows = if positions.rows_agree() {
+        let rows = if positions.sequences_agree() {
             1
         } else {
-            positions.rows()
+            positions.sequences()
         };
         let half = self.frequencies.len();
         let heads = positions.heads();

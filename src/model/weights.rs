@@ -1,18 +1,14 @@
 //! From checkpoint tensors to the layers of a decoder.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::OnceLock};
 
 use burn::tensor::{Device, Tensor};
 
 use super::{
-    ConfigError, Decoder, DecoderConfig, RopeConfig,
-    attention::Attention,
-    block::{Block, Shared},
-    feed_forward::FeedForward,
-    rope::RopeTable,
-    source::Source,
+    ConfigError, Decoder, DecoderConfig, RopeConfig, attention::Attention, block::Block,
+    feed_forward::FeedForward, linear::Linear, rope::RopeTable, source::Source,
 };
-use crate::exact::linear;
+use crate::exact::AttentionParams;
 
 /// Why a decoder could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -42,22 +38,6 @@ where
         /// Elements handed over; at least as many, where the source has more than it says.
         found: usize,
     },
-}
-
-/// A linear layer: its weight as `[in, out]`, contiguous, and a bias.
-pub(super) struct Linear {
-    pub(super) weight: Tensor<2>,
-    pub(super) bias: Option<Tensor<1>>,
-}
-
-impl Linear {
-    pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = linear(x, &self.weight);
-        match &self.bias {
-            Some(bias) => y + bias.clone().unsqueeze::<3>(),
-            None => y,
-        }
-    }
 }
 
 impl Decoder {
@@ -123,17 +103,15 @@ impl Decoder {
             blocks.push(parts.block(&config, table, layer.window)?);
         }
         let final_norm = source.vector(&[("final_norm".into(), hidden)])?;
-        let shared = Shared {
+        Ok(Self {
             config,
             tables: tables.into_iter().map(|(_, table)| table).collect(),
-        };
-        Ok(Self {
-            shared,
             embedding,
             blocks,
             final_norm,
             head,
             device: device.clone(),
+            conformance: OnceLock::new(),
         })
     }
 }
@@ -167,6 +145,9 @@ where
                 output: self.linear(&["output"])?,
                 query_norm: self.norm("query_norm")?,
                 key_norm: self.norm("key_norm")?,
+                params: AttentionParams::new(config.query_scale)
+                    .with_window(window)
+                    .with_softcap(config.attention_softcap),
             },
             post_attention_norm: self.norm("post_attention_norm")?,
             feed_forward_norm: self.norm("feed_forward_norm")?.expect(always),
@@ -177,7 +158,6 @@ where
             },
             post_feed_forward_norm: self.norm("post_feed_forward_norm")?,
             table,
-            window,
         })
     }
 

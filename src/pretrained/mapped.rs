@@ -17,12 +17,12 @@ pub(super) fn pieces(file: &File, at: u64, length: usize) -> io::Result<Vec<Mmap
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     (0..length)
-        .step_by(PIECE)
+        .step_by(KV_BLOCK)
         .map(|from| {
             let mut options = MmapOptions::new();
             options
                 .offset(at + from as u64)
-                .len(PIECE.min(length - from));
+                .len(KV_BLOCK.min(length - from));
             // SAFETY: the range lies in the file, as checked above, and the map is read only. What
             // remains is that the bytes stay as they are while they are borrowed, which no system can
             // promise: another process may write to the file. The docs of `load` ask callers to see to
@@ -35,4 +35,4 @@ pub(super) fn pieces(file: &File, at: u64, length: usize) -> io::Result<Vec<Mmap
 }
 
 /// Large enough for few system calls, small enough not to count beside the weights.
-const PIECE: usize = 16 << 20;
+const KV_BLOCK: usize = 16 << 20;

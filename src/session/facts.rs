@@ -11,6 +11,9 @@ pub(super) type Facts = HashMap<String, String>;
 /// The key of the checksum over all other facts.
 pub(super) const CHECKSUM: &str = "checksum";
 
+/// The key of a backend's option begins with this.
+pub(super) const OPTION: &str = "option";
+
 /// The key of a tensor's checksum.
 pub(super) fn checksum_key(tensor: &str) -> String {
     format!("{CHECKSUM}.{tensor}")

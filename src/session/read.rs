@@ -6,12 +6,13 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{
-    FORMAT, Fingerprint, SessionError, VERSION,
-    facts::{CHECKSUM, Facts, checksum_key, of_facts, of_tensor},
+    FORMAT, SessionError, VERSION,
+    facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
 };
 use crate::{
     cache::{CacheBackend, CacheError, Entry, State},
     files,
+    fingerprint::Fingerprint,
 };
 
 /// Makes `cache` go on from where the one stood that was [saved](super::save) to `path`; its tensors go to
@@ -55,7 +56,12 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     let facts = header.metadata().clone().unwrap_or_default();
     check_facts(path, &facts, model)?;
     let fact = |key: &str| facts.get(key).cloned().unwrap_or_default();
-    let mut state = State::of(fact("backend"), fact("options"), fact("model"));
+    let prefix = format!("{OPTION}.");
+    let options = facts
+        .iter()
+        .filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_owned(), value.clone())))
+        .collect();
+    let mut state = State::of(fact("backend"), options, fact("model"));
     for (name, view) in tensors.iter() {
         let found = of_tensor(name, view.dtype(), view.shape(), view.data());
         check(path, name, facts.get(&checksum_key(name)), found)?;

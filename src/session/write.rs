@@ -6,10 +6,13 @@ use burn::tensor::{DType, Tensor};
 use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
 
 use super::{
-    FORMAT, Fingerprint, SessionError, VERSION,
-    facts::{CHECKSUM, Facts, checksum_key, of_facts, of_tensor},
+    FORMAT, SessionError, VERSION,
+    facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
 };
-use crate::cache::{CacheBackend, CacheError, Entry};
+use crate::{
+    cache::{CacheBackend, CacheError, Entry},
+    fingerprint::Fingerprint,
+};
 
 /// Writes everything `cache` needs to go on into a file, replacing what was there.
 ///
@@ -38,11 +41,13 @@ where
         ),
         ("fingerprint", model.to_string()),
         ("backend", state.backend().into()),
-        ("options", state.options().into()),
         ("model", state.model().into()),
     ]
     .map(|(key, value): (&str, String)| (key.to_owned(), value))
     .into();
+    for (name, value) in state.options() {
+        facts.insert(format!("{OPTION}.{name}"), value.into());
+    }
     let mut parts = Vec::new();
     for (name, entry) in state.entries() {
         let part = Part::new(name, entry)?;

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{Call, all_models, models, ragged, text},
-    trial::{Trial, list},
+    test_run::{TestRun, list},
 };
 use crate::cache::CacheBackend;
 
@@ -56,10 +56,10 @@ fn alone_or_not(
     model: &super::models::Model,
     text: &[Call],
 ) {
-    let mut together = Trial::new(law, contract, model, TIGHT);
+    let mut together = TestRun::new(law, contract, model, TIGHT);
     let rows = text[0].rows.len();
-    let mut alone: Vec<Trial<'_>> = (0..rows)
-        .map(|_| Trial::new(law, contract, model, TIGHT))
+    let mut alone: Vec<TestRun<'_>> = (0..rows)
+        .map(|_| TestRun::new(law, contract, model, TIGHT))
         .collect();
     for call in text {
         let logits = together.feed(call);
@@ -83,10 +83,10 @@ fn alone_or_not(
             }
         }
         for layer in 0..together.layers() {
-            let kept = together.kept(layer);
+            let kept = together.cached(layer);
             for (row, alone) in alone.iter().enumerate() {
                 for head in 0..together.shape().kernels.kv_heads {
-                    let (ours, theirs) = (list(&kept, row, head).to_vec(), alone.kept(layer));
+                    let (ours, theirs) = (list(&kept, row, head).to_vec(), alone.cached(layer));
                     let theirs = list(&theirs, 0, head);
                     together.require(
                         ours == theirs,
@@ -98,10 +98,7 @@ fn alone_or_not(
     }
     // A layer with a window may hold more of a silent row's last call alone: it brought none since.
     if together.shape().windows.iter().all(Option::is_none) {
-        let sum: usize = alone
-            .iter()
-            .map(|trial| trial.cache.memory().keys_values)
-            .sum();
+        let sum: usize = alone.iter().map(|run| run.cache.memory().keys_values).sum();
         let found = together.cache.memory().keys_values;
         together.require(
             found == sum,

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use super::{
     contract::{AMPLE, Contract, TIGHT},
     models::{Call, all_models, chunked, models, ragged, text},
-    trial::{Logits, Trial},
+    test_run::{Logits, TestRun},
 };
 
 /// With a budget that no text exceeds, every logit and every row shown has the bits of
@@ -28,8 +28,8 @@ pub fn an_ample_budget_equals_full_kv(contract: &Contract, device: &Device) {
         for text in [text(41, 0, &[[40], [1]]), chunked(43), ragged(44)] {
             for &budget in budgets {
                 let law = "an ample budget equals FullKv";
-                let mut ours = Trial::new(law, contract, model, budget);
-                let mut oracle = Trial::oracle(law, model);
+                let mut ours = TestRun::new(law, contract, model, budget);
+                let mut oracle = TestRun::oracle(law, model);
                 for call in &text {
                     let expected = oracle.feed(call);
                     let found = ours.feed(call);
@@ -53,8 +53,8 @@ pub fn bits_repeat(contract: &Contract, device: &Device) {
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [chunked(52), ragged(53)] {
-            let mut one = Trial::new(law, contract, model, TIGHT);
-            let mut two = Trial::new(law, contract, model, TIGHT);
+            let mut one = TestRun::new(law, contract, model, TIGHT);
+            let mut two = TestRun::new(law, contract, model, TIGHT);
             for call in &text {
                 let (found, again) = (one.feed(call), two.feed(call));
                 two.require_same(&again, &one, &found, "the same calls gave before");
@@ -62,10 +62,10 @@ pub fn bits_repeat(contract: &Contract, device: &Device) {
         }
         if contract.lossless {
             let whole = text(54, 0, &[[36]]);
-            let mut cache = Trial::new(law, contract, model, TIGHT);
+            let mut cache = TestRun::new(law, contract, model, TIGHT);
             let expected = cache.feed(&whole[0]);
             for size in [2, 17] {
-                let mut cache = Trial::new(law, contract, model, TIGHT);
+                let mut cache = TestRun::new(law, contract, model, TIGHT);
                 let calls = whole[0].rows[0].chunks(size).map(|chunk| Call {
                     rows: vec![chunk.to_vec()],
                     more_follows: false,

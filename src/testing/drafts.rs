@@ -5,9 +5,9 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{Call, Model, chunked, mixed, models, ragged, text},
-    trial::{Trial, list},
+    test_run::{TestRun, list},
 };
-use crate::cache::{CacheBackend, CacheError};
+use crate::cache::{CacheBackend, CacheError, Draft};
 
 /// While a draft is open nothing is dropped, and whatever comes in it, [`restore`](CacheBackend::restore)
 /// takes back: the cache stands and goes on, call after call, as one to which the draft never came. That
@@ -20,46 +20,49 @@ use crate::cache::{CacheBackend, CacheError};
 pub fn a_draft_taken_back_never_was(contract: &Contract, device: &Device) {
     let law = "a draft taken back never was";
     each(contract, device, |model, text, at| {
-        let mut trial = Trial::new(law, contract, model, TIGHT);
-        let mut reference = Trial::new(law, contract, model, TIGHT);
-        for refused in [trial.cache.restore(), trial.cache.accept()] {
-            let right = matches!(refused, Err(CacheError::NoCheckpoint));
-            trial.require(right, "there was no draft to end");
+        let mut run = TestRun::new(law, contract, model, TIGHT);
+        let mut reference = TestRun::new(law, contract, model, TIGHT);
+        for refused in [
+            run.cache.end_draft(Draft::Discard),
+            run.cache.end_draft(Draft::Accept),
+        ] {
+            let right = matches!(refused, Err(CacheError::NoDraft));
+            run.require(right, "there was no draft to end");
         }
-        trial.feed_all(&text[..at]);
+        run.feed_all(&text[..at]);
         reference.feed_all(&text[..at]);
         for cut in [false, true] {
-            let before = (trial.lengths.clone(), trial.prompts.clone());
-            trial.must("a checkpoint", |cache| cache.checkpoint());
-            let again = trial.cache.checkpoint();
-            trial.require(
-                matches!(again, Err(CacheError::CheckpointOpen)),
+            let before = (run.lengths.clone(), run.prompts.clone());
+            run.must("a checkpoint", |cache| cache.begin_draft());
+            let again = run.cache.begin_draft();
+            run.require(
+                matches!(again, Err(CacheError::DraftOpen)),
                 "a draft in a draft was not refused",
             );
             for call in drafted(&text[0]) {
-                trial.feed(&call);
-                nothing_is_dropped(&trial, &reference);
+                run.feed(&call);
+                nothing_is_dropped(&run, &reference);
             }
             if cut {
                 let mut to = before.0.clone();
-                to.resize(trial.lengths.len(), 0);
+                to.resize(run.lengths.len(), 0);
                 to[0] += 1;
-                trial.must("a truncation within a draft", |cache| {
-                    cache.truncate_rows(&to)
-                });
+                run.must("a truncation within a draft", |cache| cache.truncate(&to));
             }
-            trial.must("to take a draft back", |cache| cache.restore());
-            (trial.lengths, trial.prompts) = before;
-            let (ours, theirs) = (trial.text_state(), reference.text_state());
-            trial.require(
+            run.must("to take a draft back", |cache| {
+                cache.end_draft(Draft::Discard)
+            });
+            (run.lengths, run.prompts) = before;
+            let (ours, theirs) = (run.text_state(), reference.text_state());
+            run.require(
                 ours == theirs,
                 format_args!("it stands at {ours:?} and not at {theirs:?}"),
             );
         }
         for call in &text[at..] {
-            let (expected, found) = (reference.feed(call), trial.feed(call));
+            let (expected, found) = (reference.feed(call), run.feed(call));
             let what = format!("a cache without the draft (after {at} calls)");
-            trial.require_same(&found, &reference, &expected, &what);
+            run.require_same(&found, &reference, &expected, &what);
         }
     });
 }
@@ -76,51 +79,49 @@ pub fn an_accepted_draft_came_in_one_call(contract: &Contract, device: &Device) 
     each(contract, device, |model, text, at| {
         for left in [0, 3, 6] {
             let make = || {
-                let mut trial = Trial::new(law, contract, model, TIGHT);
-                trial.feed_all(&text[..at]);
-                trial
+                let mut run = TestRun::new(law, contract, model, TIGHT);
+                run.feed_all(&text[..at]);
+                run
             };
-            let (mut trial, mut once, mut plain) = (make(), make(), make());
-            let (before, mut calls) = (trial.lengths.clone(), drafted(&text[0]));
+            let (mut run, mut once, mut plain) = (make(), make(), make());
+            let (before, mut calls) = (run.lengths.clone(), drafted(&text[0]));
             // A prompt ends with the call that says so: here with all of the draft.
-            if trial.prompts.is_empty() || trial.prompts.iter().any(Option::is_none) {
+            if run.prompts.is_empty() || run.prompts.iter().any(Option::is_none) {
                 calls = vec![joined(&calls)];
             }
-            trial.must("a checkpoint", |cache| cache.checkpoint());
-            trial.feed_all(&calls);
+            run.must("a checkpoint", |cache| cache.begin_draft());
+            run.feed_all(&calls);
             let length = |row: usize, length: usize| {
                 let before = before.get(row).copied().unwrap_or(0);
                 length.min(before + left)
             };
-            let rows = trial.lengths.iter().enumerate();
+            let rows = run.lengths.iter().enumerate();
             let to: Vec<usize> = rows.map(|(row, &n)| length(row, n)).collect();
-            trial.must("a truncation within a draft", |cache| {
-                cache.truncate_rows(&to)
-            });
+            run.must("a truncation within a draft", |cache| cache.truncate(&to));
             let empty = to.iter().all(|&to| to == 0);
             if !empty {
-                trial.must("to accept a draft", |cache| cache.accept());
+                run.must("to accept a draft", |cache| cache.end_draft(Draft::Accept));
             }
-            trial.lengths = if empty { Vec::new() } else { to };
+            run.lengths = if empty { Vec::new() } else { to };
             let mut whole = joined(&calls);
             whole.rows.iter_mut().for_each(|row| row.truncate(left));
-            once.must("a checkpoint", |cache| cache.checkpoint());
+            once.must("a checkpoint", |cache| cache.begin_draft());
             if left > 0 {
                 once.feed(&whole);
                 plain.feed(&whole);
             }
-            once.must("to accept a draft", |cache| cache.accept());
+            once.must("to accept a draft", |cache| cache.end_draft(Draft::Accept));
             for other in [&once, &plain] {
-                let (ours, theirs) = (trial.text_state(), other.text_state());
-                trial.require(
+                let (ours, theirs) = (run.text_state(), other.text_state());
+                run.require(
                     ours == theirs,
                     format_args!("{left} tokens of a draft keep {ours:?} and not {theirs:?}"),
                 );
             }
             for call in &text[at.max(1)..] {
-                let (expected, found) = (once.feed(call), trial.feed(call));
+                let (expected, found) = (once.feed(call), run.feed(call));
                 let what = format!("a cache to which {left} tokens came in one call (after {at})");
-                trial.require_same(&found, &once, &expected, &what);
+                run.require_same(&found, &once, &expected, &what);
             }
         }
     });
@@ -160,15 +161,15 @@ fn joined(calls: &[Call]) -> Call {
     all
 }
 
-fn nothing_is_dropped(trial: &Trial<'_>, before: &Trial<'_>) {
-    let full = |layer: &usize| trial.shape().windows[*layer].is_none();
-    for layer in (0..trial.layers()).filter(full) {
-        let (now, then) = (trial.kept(layer), before.kept(layer));
-        for row in 0..then.rows() {
-            for head in 0..trial.shape().kernels.kv_heads {
+fn nothing_is_dropped(run: &TestRun<'_>, before: &TestRun<'_>) {
+    let full = |layer: &usize| run.shape().windows[*layer].is_none();
+    for layer in (0..run.layers()).filter(full) {
+        let (now, then) = (run.cached(layer), before.cached(layer));
+        for row in 0..then.sequences() {
+            for head in 0..run.shape().kernels.kv_heads {
                 let (now, then) = (list(&now, row, head), list(&then, row, head));
                 let gone = then.iter().find(|position| !now.contains(position));
-                trial.require(
+                run.require(
                     gone.is_none(),
                     format_args!("layer {layer}, row {row}: {gone:?} was dropped in a draft"),
                 );

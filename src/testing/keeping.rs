@@ -6,7 +6,7 @@ use super::{
     contract::{Contract, TIGHT},
     memory::{row_bytes, window_rows},
     models::{chunked, mixed, models, ragged, text},
-    trial::{Trial, list},
+    test_run::{TestRun, list},
 };
 use crate::cache::CacheBackend;
 
@@ -24,26 +24,23 @@ pub fn kept_is_what_the_next_call_reads(contract: &Contract, device: &Device) {
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [mixed(11), chunked(12), ragged(13)] {
-            let mut trial = Trial::new("kept is what the next call reads", contract, model, TIGHT);
+            let mut run = TestRun::new("kept is what the next call reads", contract, model, TIGHT);
             for call in &text {
-                let before: Vec<_> = (0..trial.layers()).map(|layer| trial.kept(layer)).collect();
-                let starts = trial.lengths.clone();
-                trial.feed(call);
-                check(&trial, contract);
+                let before: Vec<_> = (0..run.layers()).map(|layer| run.cached(layer)).collect();
+                let starts = run.lengths.clone();
+                run.feed(call);
+                check(&run, contract);
                 if starts.is_empty() {
                     continue;
                 }
-                for (layer, (kept, shown)) in before.iter().zip(trial.shown()).enumerate() {
-                    if shown.reindexed {
-                        continue;
-                    }
+                for (layer, (kept, shown)) in before.iter().zip(run.shown()).enumerate() {
                     for (row, &start) in starts.iter().enumerate() {
-                        for head in 0..trial.shape().kernels.kv_heads {
+                        for head in 0..run.shape().kernels.kv_heads {
                             let old = shown.rows.range((row, head, 0)..(row, head, start));
                             let old: Vec<usize> =
                                 old.map(|((.., position), _)| *position).collect();
                             let kept = list(kept, row, head);
-                            trial.require(
+                            run.require(
                                 old == kept,
                                 format_args!("layer {layer}, row {row}, KV head {head}: kept was {kept:?}, shown is {old:?}"),
                             );
@@ -56,51 +53,47 @@ pub fn kept_is_what_the_next_call_reads(contract: &Contract, device: &Device) {
 }
 
 /// What can be said of `kept` after a step.
-fn check(trial: &Trial<'_>, contract: &Contract) {
-    let shape = trial.shape();
+fn check(run: &TestRun<'_>, contract: &Contract) {
+    let shape = run.shape();
     let kv_heads = shape.kernels.kv_heads;
-    for (row, &length) in trial.lengths.iter().enumerate() {
-        let found = trial.cache.position(row);
-        trial.require(
-            found == length,
-            format_args!("row {row} is at {found}, not at {length}"),
-        );
-    }
-    let beyond = trial.cache.position(trial.lengths.len());
-    trial.require(beyond == 0, "a row that does not exist has a position");
-    trial.require(
-        trial.kept(shape.layers()).rows() == 0,
-        "a layer that does not exist keeps rows",
+    let found = run.cache.lengths();
+    run.require(
+        found == run.lengths,
+        format_args!("the lengths are {found:?}, not {:?}", run.lengths),
     );
-    for (layer, shown) in trial.shown().iter().enumerate() {
-        let kept = trial.kept(layer);
+    run.require(
+        run.cached(shape.layers()).sequences() == 0,
+        "a layer that does not exist caches positions",
+    );
+    for (layer, shown) in run.shown().iter().enumerate() {
+        let kept = run.cached(layer);
         let at = |row| format!("layer {layer}, row {row}");
-        trial.require(
-            kept.rows() == trial.lengths.len(),
-            format_args!("layer {layer} keeps {} batch rows", kept.rows()),
+        run.require(
+            kept.sequences() == run.lengths.len(),
+            format_args!("layer {layer} keeps {} batch rows", kept.sequences()),
         );
-        for (row, &length) in trial.lengths.iter().enumerate() {
-            let lists = kept.row(row);
-            trial.require(
+        for (row, &length) in run.lengths.iter().enumerate() {
+            let lists = kept.sequence(row);
+            run.require(
                 lists.len() == 1 || lists.len() == kv_heads,
                 format_args!("{}: {} lists for {kv_heads} KV heads", at(row), lists.len()),
             );
             for head in 0..kv_heads {
                 let list = list(&kept, row, head);
-                trial.require(
+                run.require(
                     list.is_sorted_by(|a, b| a < b),
                     format_args!("{}: {list:?} does not rise strictly", at(row)),
                 );
-                trial.require(
+                run.require(
                     list.last().is_none_or(|&last| last < length),
                     format_args!("{}: {list:?} has positions no token has", at(row)),
                 );
                 let readable = |position: &&usize| {
                     let place = (row, head, **position);
-                    !shown.reindexed && !shown.rows.contains_key(&place)
+                    !shown.rows.contains_key(&place)
                 };
                 let unread = list.iter().find(readable);
-                trial.require(
+                run.require(
                     unread.is_none(),
                     format_args!("{}: {unread:?} is kept and was not shown", at(row)),
                 );
@@ -109,7 +102,7 @@ fn check(trial: &Trial<'_>, contract: &Contract) {
                     None if contract.lossless => 0,
                     None => continue,
                 };
-                trial.require(
+                run.require(
                     list.iter().copied().eq(from..length),
                     format_args!("{}: {list:?} is not all from {from} on", at(row)),
                 );
@@ -137,19 +130,19 @@ pub fn the_budget_holds_once_a_step_is_over(contract: &Contract, device: &Device
     {
         for text in [&long, &chunked(22), &ragged(23), &open] {
             let law = "the budget holds once a step is over";
-            let mut trial = Trial::new(law, contract, model, TIGHT);
+            let mut run = TestRun::new(law, contract, model, TIGHT);
             let (mut last, mut grew) = ((Vec::new(), usize::MAX), false);
             for call in text {
-                let before = trial.lengths.clone();
-                trial.feed(call);
-                let most = most(&trial, contract);
-                within(&trial, contract, &most, &before, &call.lengths());
+                let before = run.lengths.clone();
+                run.feed(call);
+                let most = most(&run, contract);
+                within(&run, contract, &most, &before, &call.lengths());
                 let steady = most.len() == 1
-                    && trial.shape().windows.iter().all(Option::is_none)
+                    && run.shape().windows.iter().all(Option::is_none)
                     && most == last.0;
-                let total = trial.cache.memory().total();
+                let total = run.cache.memory().total();
                 let grows = steady && !contract.lossless && total > last.1;
-                trial.require(
+                run.require(
                     !(grows && grew),
                     format_args!("{total} bytes are held, more than before, step after step"),
                 );
@@ -161,29 +154,29 @@ pub fn the_budget_holds_once_a_step_is_over(contract: &Contract, device: &Device
 }
 
 /// Rows that each batch row may hold in a layer that shows all keys.
-fn most(trial: &Trial<'_>, contract: &Contract) -> Vec<usize> {
-    let rows = trial.lengths.iter().zip(&trial.prompts);
+fn most(run: &TestRun<'_>, contract: &Contract) -> Vec<usize> {
+    let rows = run.lengths.iter().zip(&run.prompts);
     rows.map(|(&length, &prompt)| contract.rows(TIGHT, prompt, length))
         .collect()
 }
 
 fn within(
-    trial: &Trial<'_>,
+    run: &TestRun<'_>,
     contract: &Contract,
     most: &[usize],
     before: &[usize],
     call: &[usize],
 ) {
-    let shape = trial.shape();
+    let shape = run.shape();
     let mut bytes = 0;
     for (layer, window) in shape.windows.iter().enumerate() {
         for (row, &most) in most.iter().enumerate() {
             let Some(window) = window else {
                 bytes += most * shape.kernels.kv_heads * row_bytes(&shape);
                 for head in 0..shape.kernels.kv_heads {
-                    let kept = trial.kept(layer);
+                    let kept = run.cached(layer);
                     let rows = list(&kept, row, head).len();
-                    trial.require(
+                    run.require(
                         contract.rebuilds || rows <= most,
                         format_args!(
                             "layer {layer}, row {row} keeps {rows} rows, the budget is {most}"
@@ -197,8 +190,8 @@ fn within(
             bytes += rows * shape.kernels.kv_heads * row_bytes(&shape);
         }
     }
-    let found = trial.cache.memory().keys_values;
-    trial.require(
+    let found = run.cache.memory().keys_values;
+    run.require(
         found <= bytes,
         format_args!("{found} bytes of keys and values are held, the budget is {bytes}"),
     );

@@ -5,14 +5,14 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{Call, chunked, mixed, models, ragged},
-    trial::{Logits, State, Trial},
+    test_run::{Logits, State, TestRun},
 };
 use crate::cache::{CacheBackend, LayerIndex, Step};
 
 /// What a text gives: logits and state after each call.
-fn through(trial: &mut Trial<'_>, text: &[Call]) -> Vec<(Logits, State)> {
+fn through(run: &mut TestRun<'_>, text: &[Call]) -> Vec<(Logits, State)> {
     text.iter()
-        .map(|call| (trial.feed(call), trial.state()))
+        .map(|call| (run.feed(call), run.state()))
         .collect()
 }
 
@@ -32,50 +32,50 @@ pub fn cleared_is_fresh(contract: &Contract, device: &Device) {
         let next = [chunked(62), ragged(65)];
         let fresh = next.each_ref().map(|text| {
             through(
-                &mut Trial::new(law, contract, model, TIGHT).unwatched(),
+                &mut TestRun::new(law, contract, model, TIGHT).unrecorded(),
                 text,
             )
         });
-        let mut trial = Trial::new(law, contract, model, TIGHT).unwatched();
+        let mut run = TestRun::new(law, contract, model, TIGHT).unrecorded();
         let pasts = [ragged(63), chunked(64)[..2].to_vec(), mixed(66)];
         for (turn, past) in pasts.iter().enumerate() {
             for (text, fresh) in next.iter().zip(&fresh) {
-                trial.feed_all(past);
+                run.feed_all(past);
                 match turn {
                     0 => {
-                        let emptied = trial.truncate(0);
-                        trial.require(emptied, "truncation to 0 was refused");
-                        (trial.lengths, trial.prompts) = (Vec::new(), Vec::new());
+                        let emptied = run.truncate(0);
+                        run.require(emptied, "truncation to 0 was refused");
+                        (run.lengths, run.prompts) = (Vec::new(), Vec::new());
                     }
-                    1 => trial.clear(),
+                    1 => run.clear(),
                     _ => {
-                        let rows = vec![vec![1, 2, 3]; trial.lengths.len()];
-                        let step = Step::new(rows.into(), &trial.lengths);
-                        let begun = step.and_then(|step| trial.cache.begin(&step));
-                        trial.require(begun.is_ok(), "a good step was refused");
-                        trial.clear();
+                        let rows = vec![vec![1, 2, 3]; run.lengths.len()];
+                        let step = Step::new(rows.into(), &run.lengths);
+                        let begun = step.and_then(|step| run.cache.begin(&step));
+                        run.require(begun.is_ok(), "a good step was refused");
+                        run.clear();
                     }
                 }
-                let held = trial.cache.memory().total();
-                trial.require(held == 0, format_args!("{held} bytes are held"));
-                let kept = trial.cache.kept(LayerIndex::new(0)).rows();
-                trial.require(
-                    kept == 0 && trial.cache.position(0) == 0,
+                let held = run.cache.memory().total();
+                run.require(held == 0, format_args!("{held} bytes are held"));
+                let kept = run.cache.cached(LayerIndex::new(0)).sequences();
+                run.require(
+                    kept == 0 && run.cache.lengths().is_empty(),
                     "rows or positions are left",
                 );
-                let found = through(&mut trial, text);
+                let found = through(&mut run, text);
                 for (call, (found, fresh)) in found.iter().zip(fresh).enumerate() {
-                    trial.require(
+                    run.require(
                         found.0 == fresh.0,
                         format_args!("call {call} has other logits than in a fresh cache"),
                     );
                     let (found, fresh) = (&found.1, &fresh.1);
-                    trial.require(
+                    run.require(
                         found == fresh,
                         format_args!("after call {call}: {found:?}, in a fresh cache {fresh:?}"),
                     );
                 }
-                trial.clear();
+                run.clear();
             }
         }
     }
@@ -94,7 +94,7 @@ pub fn caches_do_not_touch_each_other(contract: &Contract, device: &Device) {
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for (a, b) in [(mixed(71), mixed(72)), (ragged(75), ragged(76))] {
-            let make = || Trial::new(law, contract, model, TIGHT).unwatched();
+            let make = || TestRun::new(law, contract, model, TIGHT).unrecorded();
             let alone = make().feed_all(&a);
             let (mut one, mut two) = (make(), make());
             for (call, expected) in a.iter().zip(&alone) {

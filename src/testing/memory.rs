@@ -7,11 +7,11 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{chunked, mixed, models, ragged, text},
-    trial::{Trial, list},
+    test_run::{TestRun, list},
 };
 use crate::{
     cache::{CacheBackend, ModelShape},
-    exact::PIECE,
+    exact::KV_BLOCK,
     memory::MemoryReport,
 };
 
@@ -37,32 +37,32 @@ pub fn memory_is_what_is_held(contract: &Contract, device: &Device) {
     {
         let long = text(33, 0, &[[530], [1], [3]]);
         for text in [&long, &chunked(32), &ragged(33)] {
-            let mut trial = Trial::new(law, contract, model, TIGHT);
+            let mut run = TestRun::new(law, contract, model, TIGHT);
             let empty = MemoryReport::default();
-            trial.require(trial.cache.memory() == empty, "a new cache holds something");
+            run.require(run.cache.memory() == empty, "a new cache holds something");
             for call in text {
-                let before = trial.lengths.clone();
-                trial.feed(call);
+                let before = run.lengths.clone();
+                run.feed(call);
                 if !contract.rebuilds {
-                    rows_are_counted(&trial, &before, &call.lengths());
+                    rows_are_counted(&run, &before, &call.lengths());
                 }
-                answers_are_counted(&trial, &call.lengths());
+                answers_are_counted(&run, &call.lengths());
             }
-            trial.cache.clear();
-            let report = trial.cache.memory();
-            trial.require(
+            run.cache.clear();
+            let report = run.cache.memory();
+            run.require(
                 report == empty,
                 format_args!("a cleared cache holds {report:?}"),
             );
         }
-        let mut one = Trial::new(law, contract, model, TIGHT);
-        let mut two = Trial::new(law, contract, model, TIGHT);
+        let mut one = TestRun::new(law, contract, model, TIGHT);
+        let mut two = TestRun::new(law, contract, model, TIGHT);
         for call in mixed(34) {
             let mut twice = call.clone();
             twice.rows.push(call.rows[0].clone());
             one.feed(&call);
             two.feed(&twice);
-            let [one, found] = [&one, &two].map(|trial| trial.cache.memory().keys_values);
+            let [one, found] = [&one, &two].map(|run| run.cache.memory().keys_values);
             two.require(
                 found == 2 * one,
                 format_args!(
@@ -83,11 +83,11 @@ pub(super) fn window_rows(window: NonZeroUsize, before: usize, call: usize) -> u
     before.min(window.get() - 1) + call
 }
 
-fn rows_are_counted(trial: &Trial<'_>, before: &[usize], call: &[usize]) {
-    let shape = trial.shape();
+fn rows_are_counted(run: &TestRun<'_>, before: &[usize], call: &[usize]) {
+    let shape = run.shape();
     let (mut least, mut most) = (0, 0);
     for (layer, window) in shape.windows.iter().enumerate() {
-        let kept = trial.kept(layer);
+        let kept = run.cached(layer);
         for (row, &new) in call.iter().enumerate() {
             for head in 0..shape.kernels.kv_heads {
                 let rows = list(&kept, row, head).len();
@@ -100,23 +100,23 @@ fn rows_are_counted(trial: &Trial<'_>, before: &[usize], call: &[usize]) {
         }
     }
     let expected = least * row_bytes(&shape)..=most * row_bytes(&shape);
-    let found = trial.cache.memory().keys_values;
-    trial.require(
+    let found = run.cache.memory().keys_values;
+    run.require(
         expected.contains(&found),
         format_args!("{found} bytes of keys and values are reported, {expected:?} are kept"),
     );
 }
 
-fn answers_are_counted(trial: &Trial<'_>, call: &[usize]) {
-    let shape = trial.shape();
+fn answers_are_counted(run: &TestRun<'_>, call: &[usize]) {
+    let shape = run.shape();
     let longest = call.iter().copied().max().unwrap_or(0);
-    let slots = longest.next_multiple_of(PIECE) * call.len();
+    let slots = longest.next_multiple_of(KV_BLOCK) * call.len();
     let own = slots * shape.kernels.kv_heads * row_bytes(&shape);
-    let report = trial.cache.memory();
+    let report = run.cache.memory();
     let counted = report.total() + report.scratch_peak + own;
-    for (layer, shown) in trial.shown().iter().enumerate() {
+    for (layer, shown) in run.shown().iter().enumerate() {
         let bytes = shown.bytes;
-        trial.require(
+        run.require(
             bytes <= counted,
             format_args!("layer {layer} answered {bytes} bytes, {counted} are reported, the call's own included"),
         );

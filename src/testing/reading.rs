@@ -7,8 +7,8 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{mixed, models, ragged},
-    trial::Trial,
-    watched::{Place, Row},
+    recorder::{Place, Row},
+    test_run::TestRun,
 };
 
 /// In every layer and call the rows just given are in the answer, once, with their positions and their
@@ -23,26 +23,26 @@ pub fn the_newest_rows_are_readable(contract: &Contract, device: &Device) {
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [mixed(1), ragged(3)] {
-            let mut trial = Trial::new("the newest rows are readable", contract, model, TIGHT);
+            let mut run = TestRun::new("the newest rows are readable", contract, model, TIGHT);
             for call in &text {
-                trial.feed(call);
-                trial.require(
-                    trial.shown().len() == trial.layers(),
+                run.feed(call);
+                run.require(
+                    run.shown().len() == run.layers(),
                     "not every layer was asked",
                 );
-                for (layer, shown) in trial.shown().iter().enumerate() {
+                for (layer, shown) in run.shown().iter().enumerate() {
                     for (at, row) in &shown.given {
-                        trial.require(
+                        run.require(
                             shown.rows.get(at) == Some(row),
                             format_args!("layer {layer} does not show the new row {at:?} (batch row, KV head, position) as it came in"),
                         );
                     }
                     let twice = shown.twice;
-                    trial.require(
+                    run.require(
                         twice.is_none(),
                         format_args!("layer {layer} shows {twice:?} twice"),
                     );
-                    trial.require(
+                    run.require(
                         shown.finite,
                         format_args!("layer {layer} stores what is not finite"),
                     );
@@ -65,20 +65,17 @@ pub fn rows_are_shown_as_they_came_in(contract: &Contract, device: &Device) {
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [mixed(4), ragged(6)] {
-            let mut trial = Trial::new("rows are shown as they came in", contract, model, TIGHT);
-            let mut came: Vec<BTreeMap<Place, Row>> = vec![BTreeMap::new(); trial.layers()];
+            let mut run = TestRun::new("rows are shown as they came in", contract, model, TIGHT);
+            let mut came: Vec<BTreeMap<Place, Row>> = vec![BTreeMap::new(); run.layers()];
             for call in &text {
-                trial.feed(call);
-                for (layer, shown) in trial.shown().iter().enumerate() {
-                    if shown.reindexed {
-                        continue;
-                    }
+                run.feed(call);
+                for (layer, shown) in run.shown().iter().enumerate() {
                     came[layer].extend(shown.given.clone());
                     for (at, (key, value)) in &shown.rows {
                         let same = came[layer]
                             .get(at)
                             .is_some_and(|(k, v)| v == value && (contract.turns_keys || k == key));
-                        trial.require(
+                        run.require(
                             same,
                             format_args!("layer {layer} shows at {at:?} (batch row, KV head, position) what never came in there"),
                         );

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{Call, POSITIONS, VOCAB, mixed, models, ragged, text},
-    trial::Trial,
+    test_run::TestRun,
 };
 use crate::{
     cache::{CacheBackend, CacheError, Step},
@@ -27,32 +27,32 @@ pub fn a_refused_call_changes_nothing(contract: &Contract, device: &Device) {
     {
         for past in [mixed(81), ragged(82)] {
             let law = "a refused call changes nothing";
-            let mut trial = Trial::new(law, contract, model, TIGHT);
-            trial.feed_all(&past[..past.len() - 1]);
+            let mut run = TestRun::new(law, contract, model, TIGHT);
+            run.feed_all(&past[..past.len() - 1]);
             let next = &past[past.len() - 1];
             for (what, bad) in BAD {
-                let (before, mut untouched) = (trial.state(), trial.split());
-                let refused = bad(&mut trial);
-                trial.require(
+                let (before, mut untouched) = (run.state(), run.split());
+                let refused = bad(&mut run);
+                run.require(
                     refused.is_none(),
                     format_args!("{what}: answered {refused:?}"),
                 );
-                let after = trial.state();
-                trial.require(
+                let after = run.state();
+                run.require(
                     after == before,
                     format_args!("{what}: {after:?}, before {before:?}"),
                 );
-                let mut touched = trial.split();
+                let mut touched = run.split();
                 let (expected, found) = (untouched.feed(next), touched.feed(next));
                 touched.require_same(&found, &untouched, &expected, what);
             }
-            trial.feed(next);
+            run.feed(next);
         }
     }
 }
 
 /// Makes a bad call; what it answered if that was not the error it should be.
-type Bad = fn(&mut Trial<'_>) -> Option<String>;
+type Bad = fn(&mut TestRun<'_>) -> Option<String>;
 
 /// A pattern of the error that is due.
 macro_rules! due {
@@ -65,61 +65,62 @@ macro_rules! due {
 }
 
 const BAD: &[(&str, Bad)] = &[
-    ("a call without rows", |trial| {
+    ("a call without rows", |run| {
         due!(
-            trial.refused(vec![]),
+            run.refused(vec![]),
             ForwardError::Cache(CacheError::EmptyStep { .. })
         )
     }),
-    ("a call without tokens", |trial| {
-        let rows = vec![vec![]; trial.lengths.len()];
+    ("a call without tokens", |run| {
+        let rows = vec![vec![]; run.lengths.len()];
         due!(
-            trial.refused(rows),
+            run.refused(rows),
             ForwardError::Cache(CacheError::EmptyStep { .. })
         )
     }),
-    ("one batch row more", |trial| {
-        let rows = vec![vec![1]; trial.lengths.len() + 1];
+    ("one batch row more", |run| {
+        let rows = vec![vec![1]; run.lengths.len() + 1];
         due!(
-            trial.refused(rows),
-            ForwardError::Cache(CacheError::Rows { .. })
+            run.refused(rows),
+            ForwardError::Cache(CacheError::Sequences { .. })
         )
     }),
-    ("a token outside the vocabulary", |trial| {
-        let rows = vec![vec![3, VOCAB]; trial.lengths.len()];
-        due!(trial.refused(rows), ForwardError::Vocabulary { .. })
+    ("a token outside the vocabulary", |run| {
+        let rows = vec![vec![3, VOCAB]; run.lengths.len()];
+        due!(run.refused(rows), ForwardError::Vocabulary { .. })
     }),
-    ("more positions than the model has", |trial| {
-        let rows = vec![vec![1; POSITIONS]; trial.lengths.len()];
-        due!(trial.refused(rows), ForwardError::ContextFull { .. })
+    ("more positions than the model has", |run| {
+        let rows = vec![vec![1; POSITIONS]; run.lengths.len()];
+        due!(run.refused(rows), ForwardError::ContextFull { .. })
     }),
-    ("a gap in the last row", |trial| {
-        due!(shifted(trial, 1), Err(CacheError::Gap { .. }))
+    ("a gap in the last row", |run| {
+        due!(shifted(run, 1), Err(CacheError::Gap { .. }))
     }),
-    ("an overlap in the last row", |trial| {
-        due!(shifted(trial, -1), Err(CacheError::Gap { .. }))
+    ("an overlap in the last row", |run| {
+        due!(shifted(run, -1), Err(CacheError::Gap { .. }))
     }),
-    ("a truncation beyond the end", |trial| {
-        let to = trial.lengths.iter().max().map_or(1, |longest| longest + 1);
+    ("a truncation beyond the end", |run| {
+        let to = run.lengths.iter().max().map_or(1, |longest| longest + 1);
+        let to = vec![to; run.lengths.len()];
         due!(
-            trial.cache.truncate(to),
+            run.cache.truncate(&to),
             Err(CacheError::TruncateBeyond { .. })
         )
     }),
-    ("a commit without a step", |trial| {
-        due!(trial.cache.commit(), Err(CacheError::Uncommittable { .. }))
+    ("a commit without a step", |run| {
+        due!(run.cache.commit(), Err(CacheError::Uncommittable { .. }))
     }),
 ];
 
 /// Begins a step whose last row does not start where it stands.
-fn shifted(trial: &mut Trial<'_>, by: isize) -> Result<(), CacheError> {
-    let mut starts = trial.lengths.clone();
+fn shifted(run: &mut TestRun<'_>, by: isize) -> Result<(), CacheError> {
+    let mut starts = run.lengths.clone();
     if let Some(last) = starts.last_mut() {
         *last = last.saturating_add_signed(by);
     }
     let rows = vec![vec![1, 2]; starts.len()];
     let step = Step::new(rows.into(), &starts)?;
-    trial.cache.begin(&step)
+    run.cache.begin(&step)
 }
 
 /// A step that ended midway is not committed, and leaves a cache of which only questions are answered:
@@ -137,45 +138,45 @@ pub fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) {
     {
         let past = mixed(91);
         for layers in 0..model.decoder.shape().layers() {
-            let mut trial = Trial::new(law, contract, model, TIGHT);
-            trial.feed_all(&past[..4]);
-            let (length, tokens) = (trial.lengths[0], vec![vec![4, 2]]);
-            let step = Step::new(tokens.into(), &trial.lengths);
-            let run = step.map_err(ForwardError::from).and_then(|step| {
-                trial.cache.begin(&step)?;
+            let mut run = TestRun::new(law, contract, model, TIGHT);
+            run.feed_all(&past[..4]);
+            let (length, tokens) = (run.lengths[0], vec![vec![4, 2]]);
+            let step = Step::new(tokens.into(), &run.lengths);
+            let begun = step.map_err(ForwardError::from).and_then(|step| {
+                run.cache.begin(&step)?;
                 let residual = model.decoder.embed(step.tokens())?;
-                let cache = &mut trial.cache;
+                let cache = &mut run.cache;
                 model.decoder.run(0..layers, residual, &step, cache)?;
                 Ok(step)
             });
-            let step = run.unwrap_or_else(|error| trial.broken(error));
-            let found = trial.cache.commit();
-            trial.require(
+            let step = begun.unwrap_or_else(|error| run.broken(error));
+            let found = run.cache.commit();
+            run.require(
                 matches!(found, Err(CacheError::Uncommittable { .. })),
                 format_args!("a commit after {layers} layers: {found:?}"),
             );
-            let found = [trial.cache.begin(&step), trial.cache.truncate(length - 1)];
+            let found = [run.cache.begin(&step), run.cache.truncate(&[length - 1])];
             let poisoned = |answer: &Result<(), _>| matches!(answer, Err(CacheError::Poisoned));
-            trial.require(
+            run.require(
                 found.iter().all(poisoned),
                 format_args!("begin and truncate after {layers} layers: {found:?}"),
             );
-            let found = trial.refused(vec![vec![1]]);
-            trial.require(
+            let found = run.refused(vec![vec![1]]);
+            run.require(
                 matches!(found, ForwardError::Cache(CacheError::Poisoned)),
                 format_args!("a call after {layers} layers: {found:?}"),
             );
-            trial.require(
-                trial.cache.position(0) == length,
+            run.require(
+                run.cache.lengths() == [length],
                 "tokens of a failed step are counted",
             );
-            let _ = trial.state();
-            trial.clear();
-            let mut fresh = Trial::new(law, contract, model, TIGHT);
+            let _ = run.state();
+            run.clear();
+            let mut fresh = TestRun::new(law, contract, model, TIGHT);
             let next: Vec<Call> = text(92, 0, &[[10, 3], [1, 1], [1, 12]]);
             for call in &next {
-                let (expected, found) = (fresh.feed(call), trial.feed(call));
-                trial.require_same(&found, &fresh, &expected, "a fresh cache");
+                let (expected, found) = (fresh.feed(call), run.feed(call));
+                run.require_same(&found, &fresh, &expected, "a fresh cache");
             }
         }
     }

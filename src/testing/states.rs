@@ -5,9 +5,9 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{Call, Model, chunked, mixed, models, ragged},
-    trial::Trial,
+    test_run::TestRun,
 };
-use crate::cache::{CacheBackend, CacheError, State, Step};
+use crate::cache::{CacheBackend, CacheError, Draft, State, Step};
 
 /// A cache that takes over the [`state`](CacheBackend::state) of another stands where that stood and goes
 /// on with its bits, whatever it held before; the other goes on untouched. A state of another backend is
@@ -19,32 +19,32 @@ use crate::cache::{CacheBackend, CacheError, State, Step};
 pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
     let law = "a state goes on elsewhere";
     each(contract, !contract.sessions, device, |model, text| {
-        let mut trial = Trial::new(law, contract, model, TIGHT);
-        trial.feed(&text[0]);
-        let there = trial.state();
-        let state = State::new("no such backend", "", &model.decoder.shape());
-        let cache = &mut trial.cache;
+        let mut run = TestRun::new(law, contract, model, TIGHT);
+        run.feed(&text[0]);
+        let there = run.state();
+        let state = State::new("no such backend", [], &model.decoder.shape());
+        let cache = &mut run.cache;
         let refusals = [
             cache.state().map(drop),
             cache.set_state(&state),
-            cache.checkpoint(),
-            cache.restore(),
-            cache.accept(),
-            cache.select_rows(&[0]),
+            cache.begin_draft(),
+            cache.end_draft(Draft::Discard),
+            cache.end_draft(Draft::Accept),
+            cache.select_sequences(&[0]),
         ];
         let right = |refusal| matches!(refusal, Err(CacheError::Unsupported { .. }));
-        trial.require(
-            refusals.into_iter().all(right) && trial.state() == there,
+        run.require(
+            refusals.into_iter().all(right) && run.state() == there,
             "what is not claimed was not refused, or changed something",
         );
     });
     each(contract, contract.sessions, device, |model, text| {
         for at in 0..text.len() {
-            let make = || Trial::new(law, contract, model, TIGHT);
+            let make = || TestRun::new(law, contract, model, TIGHT);
             let (mut origin, mut other) = (make(), make());
             origin.feed_all(&text[..at]);
             other.feed_all(&ragged(141));
-            let foreign = State::new("no such backend", "", &model.decoder.shape());
+            let foreign = State::new("no such backend", [], &model.decoder.shape());
             let before = other.state();
             let refused = other.cache.set_state(&foreign);
             let right = matches!(refused, Err(CacheError::Foreign { .. }));
@@ -68,13 +68,15 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
                 let what = format!("the cache it took over (after {at} calls)");
                 other.require_same(&found, &origin, &expected, &what);
             }
-            origin.must("a checkpoint", |cache| cache.checkpoint());
+            origin.must("a checkpoint", |cache| cache.begin_draft());
             let drafted = origin.cache.state();
             origin.require(
-                matches!(drafted, Err(CacheError::CheckpointOpen)),
+                matches!(drafted, Err(CacheError::DraftOpen)),
                 "a state within a draft was not refused",
             );
-            origin.must("to take a draft back", |cache| cache.restore());
+            origin.must("to take a draft back", |cache| {
+                cache.end_draft(Draft::Discard)
+            });
             let rows = vec![vec![1, 2, 3]; text[0].rows.len()];
             let mut starts = origin.lengths.clone();
             starts.resize(rows.len(), 0);
@@ -83,11 +85,11 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
             let cache = &mut origin.cache;
             let refusals = [
                 cache.state().map(drop),
-                cache.checkpoint(),
-                cache.restore(),
-                cache.accept(),
-                cache.select_rows(&[0]),
-                cache.truncate(usize::MAX),
+                cache.begin_draft(),
+                cache.end_draft(Draft::Discard),
+                cache.end_draft(Draft::Accept),
+                cache.select_sequences(&[0]),
+                cache.truncate(&[usize::MAX]),
             ];
             let open = |refusal| matches!(refusal, Err(CacheError::Poisoned));
             origin.require(refusals.into_iter().all(open), "a step is open");
@@ -98,7 +100,7 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
     });
 }
 
-/// After [`select_rows`](CacheBackend::select_rows) every batch row goes on as if it had always been where
+/// After [`select_sequences`](CacheBackend::select_sequences) every batch row goes on as if it had always been where
 /// it is now, alone or beside others: rows may be dropped, reordered and repeated. A row that there is not
 /// is refused, and so is a choice within a draft.
 ///
@@ -112,28 +114,36 @@ pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
             return;
         }
         for choice in choices {
-            let make = || Trial::new(law, contract, model, TIGHT);
-            let (mut trial, mut rest) = (make(), text.iter());
+            let make = || TestRun::new(law, contract, model, TIGHT);
+            let (mut run, mut rest) = (make(), text.iter());
             let before: Vec<&Call> = rest.by_ref().take(3).collect();
-            before.iter().for_each(|call| drop(trial.feed(call)));
-            let there = trial.state();
-            let refused = trial.cache.select_rows(&[0, 4]);
-            let right = matches!(refused, Err(CacheError::NoRow { row: 4, rows: 4 }));
-            trial.require(
-                right && trial.state() == there,
+            before.iter().for_each(|call| drop(run.feed(call)));
+            let there = run.state();
+            let refused = run.cache.select_sequences(&[0, 4]);
+            let right = matches!(
+                refused,
+                Err(CacheError::NoSequence {
+                    sequence: 4,
+                    sequences: 4
+                })
+            );
+            run.require(
+                right && run.state() == there,
                 format_args!("a choice of row 4 of 4 gave {refused:?}"),
             );
-            trial.must("a checkpoint", |cache| cache.checkpoint());
-            let drafted = trial.cache.select_rows(choice);
-            trial.require(
-                matches!(drafted, Err(CacheError::CheckpointOpen)),
+            run.must("a checkpoint", |cache| cache.begin_draft());
+            let drafted = run.cache.select_sequences(choice);
+            run.require(
+                matches!(drafted, Err(CacheError::DraftOpen)),
                 "a choice within a draft was not refused",
             );
-            trial.must("to take a draft back", |cache| cache.restore());
-            trial.must("to select rows", |cache| cache.select_rows(choice));
-            trial.lengths = choice.iter().map(|&row| trial.lengths[row]).collect();
-            trial.prompts = choice.iter().map(|&row| trial.prompts[row]).collect();
-            let mut alone: Vec<Trial<'_>> = choice.iter().map(|_| make()).collect();
+            run.must("to take a draft back", |cache| {
+                cache.end_draft(Draft::Discard)
+            });
+            run.must("to select rows", |cache| cache.select_sequences(choice));
+            run.lengths = choice.iter().map(|&row| run.lengths[row]).collect();
+            run.prompts = choice.iter().map(|&row| run.prompts[row]).collect();
+            let mut alone: Vec<TestRun<'_>> = choice.iter().map(|_| make()).collect();
             for (alone, &row) in alone.iter_mut().zip(choice) {
                 let brings = |call: &&&Call| !call.rows[row].is_empty();
                 before
@@ -143,13 +153,13 @@ pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
             }
             for call in rest {
                 let rows = choice.iter().map(|&row| call.rows[row].clone()).collect();
-                let logits = trial.feed(&Call { rows, ..*call });
+                let logits = run.feed(&Call { rows, ..*call });
                 for (place, (alone, &row)) in alone.iter_mut().zip(choice).enumerate() {
                     if call.rows[row].is_empty() {
                         continue;
                     }
                     let expected = alone.feed(&call.row(row));
-                    trial.require(
+                    run.require(
                         logits[place] == expected[0],
                         format_args!("row {row} of {choice:?} has other logits than alone"),
                     );
@@ -168,36 +178,36 @@ pub fn a_parked_cache_goes_on(contract: &Contract, device: &Device) {
     let law = "a parked cache goes on";
     each(contract, true, device, |model, text| {
         for at in [1, 3, text.len() - 1] {
-            let make = || Trial::new(law, contract, model, TIGHT);
-            let (mut trial, mut reference) = (make(), make());
-            trial.feed_all(&text[..at]);
+            let make = || TestRun::new(law, contract, model, TIGHT);
+            let (mut run, mut reference) = (make(), make());
+            run.feed_all(&text[..at]);
             reference.feed_all(&text[..at]);
-            let before = trial.state();
-            let held = trial.cache.memory();
+            let before = run.state();
+            let held = run.cache.memory();
             if !contract.parks {
-                let refused = trial.cache.park();
+                let refused = run.cache.park();
                 let right = matches!(refused, Err(CacheError::Unsupported { .. }));
-                trial.require(
-                    right && trial.state() == before,
+                run.require(
+                    right && run.state() == before,
                     format_args!("parking gave {refused:?}"),
                 );
                 continue;
             }
-            trial.must("to be parked", |cache| cache.park());
-            let parked = trial.cache.memory();
-            trial.require(
+            run.must("to be parked", |cache| cache.park());
+            let parked = run.cache.memory();
+            run.require(
                 parked.total() <= held.total()
                     && (held.keys_values == 0 || parked.keys_values < held.keys_values),
                 format_args!("{parked:?} is held, {held:?} before"),
             );
-            trial.require(
-                trial.text_state() == reference.text_state(),
+            run.require(
+                run.text_state() == reference.text_state(),
                 "positions or readable rows have changed",
             );
             for call in &text[at..] {
-                let (expected, found) = (reference.feed(call), trial.feed(call));
+                let (expected, found) = (reference.feed(call), run.feed(call));
                 let what = format!("a cache that was never parked (after {at} calls)");
-                trial.require_same(&found, &reference, &expected, &what);
+                run.require_same(&found, &reference, &expected, &what);
             }
         }
     });

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use super::{
     contract::{AMPLE, Contract, Reach, TIGHT},
     models::{Call, Model, mixed, models, ragged, text},
-    trial::Trial,
+    test_run::TestRun,
 };
 use crate::cache::{CacheBackend, CacheError};
 
@@ -41,33 +41,33 @@ pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
 fn last_call(contract: &Contract, model: &Model, past: &[Call]) {
     let law = "a truncation is exact or refused";
     let [before @ .., last] = past else { return };
-    let make = || Trial::new(law, contract, model, TIGHT);
-    let (mut trial, mut reference) = (make(), make());
-    trial.feed_all(before);
+    let make = || TestRun::new(law, contract, model, TIGHT);
+    let (mut run, mut reference) = (make(), make());
+    run.feed_all(before);
     reference.feed_all(before);
-    let to = trial.lengths.clone();
-    trial.feed(last);
-    let there = trial.state();
-    match trial.cache.truncate_rows(&to) {
+    let to = run.lengths.clone();
+    run.feed(last);
+    let there = run.state();
+    match run.cache.truncate(&to) {
         Ok(()) => {
-            (trial.lengths, trial.prompts) = (to, reference.prompts.clone());
-            goes_on(trial, reference, 1);
+            (run.lengths, run.prompts) = (to, reference.prompts.clone());
+            goes_on(run, reference, 1);
         }
         Err(CacheError::Irreversible { .. }) => {
             let lossless = matches!(contract.reach, Reach::Everywhere | Reach::LastCall);
-            trial.require(!lossless, "the last call cannot be undone row by row");
-            trial.require(
-                trial.state() == there,
+            run.require(!lossless, "the last call cannot be undone row by row");
+            run.require(
+                run.state() == there,
                 "a refused truncation changed something",
             );
         }
-        Err(error) => trial.broken(format_args!("truncation to {to:?} failed: {error}")),
+        Err(error) => run.broken(format_args!("truncation to {to:?} failed: {error}")),
     }
 }
 
 fn every_length(contract: &Contract, model: &Model, past: &[Call], budget: usize) {
     let law = "a truncation is exact or refused";
-    let mut origin = Trial::new(law, contract, model, budget);
+    let mut origin = TestRun::new(law, contract, model, budget);
     let mut last_call = 0;
     for call in past {
         last_call = origin.lengths.iter().copied().max().unwrap_or(0);
@@ -78,43 +78,53 @@ fn every_length(contract: &Contract, model: &Model, past: &[Call], budget: usize
     lengths.sort_unstable();
     lengths.dedup();
     for to in lengths {
-        let (mut trial, before) = (origin.split(), origin.state());
-        let mut reference = Trial::new(law, contract, model, budget);
-        if trial.truncate(to) {
+        let (mut run, before) = (origin.split(), origin.state());
+        let mut reference = TestRun::new(law, contract, model, budget);
+        if run.truncate(to) {
             reference.feed_all(&cut(past, to, origin.prompts.iter().all(Option::is_some)));
-            goes_on(trial, reference, to);
+            goes_on(run, reference, to);
             continue;
         }
         let due = [0, longest].contains(&to) || must_reach(contract, &origin, to, last_call);
-        trial.require(!due, format_args!("truncation to {to} was refused"));
-        let unchanged = trial.text_state() == origin.text_state();
-        trial.require(
+        run.require(!due, format_args!("truncation to {to} was refused"));
+        let unchanged = run.text_state() == origin.text_state();
+        run.require(
             unchanged && origin.state() == before,
             format_args!("the refused truncation to {to} changed something"),
         );
-        if let Err(CacheError::Irreversible { row, oldest, .. }) = trial.cache.truncate(to) {
-            let mut there = trial.cache.split();
-            trial.require(
-                to < oldest && row < origin.lengths.len() && oldest <= origin.lengths[row],
-                format_args!("truncation to {to} names {oldest} of row {row}"),
+        if let Err(CacheError::Irreversible {
+            sequence, oldest, ..
+        }) = run.cache.truncate(&shortened(&origin, to))
+        {
+            let mut there = run.cache.split();
+            run.require(
+                to < oldest
+                    && sequence < origin.lengths.len()
+                    && oldest <= origin.lengths[sequence],
+                format_args!("truncation to {to} names {oldest} of sequence {sequence}"),
             );
-            let reached = origin.lengths.len() > 1 || there.truncate(oldest).is_ok();
-            trial.require(
+            let reached = origin.lengths.len() > 1 || there.truncate(&[oldest]).is_ok();
+            run.require(
                 reached,
                 format_args!("{oldest} cannot be reached, though it is named"),
             );
         }
         reference.feed_all(past);
-        goes_on(trial, reference, to);
+        goes_on(run, reference, to);
     }
 }
 
-fn must_reach(contract: &Contract, origin: &Trial<'_>, to: usize, last_call: usize) -> bool {
+/// Every sequence shortened to `to`, as far as it is longer.
+fn shortened(run: &TestRun<'_>, to: usize) -> Vec<usize> {
+    run.lengths.iter().map(|&length| to.min(length)).collect()
+}
+
+fn must_reach(contract: &Contract, origin: &TestRun<'_>, to: usize, last_call: usize) -> bool {
     let complete = || {
         (0..origin.layers()).all(|layer| {
-            let kept = origin.kept(layer);
+            let kept = origin.cached(layer);
             let rows = origin.lengths.iter().enumerate();
-            let lists = rows.flat_map(|(row, &n)| kept.row(row).iter().map(move |l| (l, n)));
+            let lists = rows.flat_map(|(row, &n)| kept.sequence(row).iter().map(move |l| (l, n)));
             lists.into_iter().all(|(list, length)| list.len() == length)
         })
     };
@@ -147,21 +157,21 @@ fn cut(past: &[Call], to: usize, over: bool) -> Vec<Call> {
 }
 
 /// Both go on alike: where they stand, and in calls that come next.
-fn goes_on(mut trial: Trial<'_>, mut reference: Trial<'_>, to: usize) {
+fn goes_on(mut run: TestRun<'_>, mut reference: TestRun<'_>, to: usize) {
     if to > 0 {
-        let (ours, theirs) = (trial.text_state(), reference.text_state());
-        trial.require(
+        let (ours, theirs) = (run.text_state(), reference.text_state());
+        run.require(
             ours == theirs,
             format_args!("truncated to {to}, it stands at {ours:?} and not at {theirs:?}"),
         );
     }
-    let next: Vec<Call> = match trial.lengths.len() {
+    let next: Vec<Call> = match run.lengths.len() {
         4 => text(127, 0, &[[2, 1, 0, 9], [1; 4], [5; 4]]),
         _ => text(128, 0, &[[2], [1], [12], [1]]),
     };
     for call in &next {
-        let (expected, found) = (reference.feed(call), trial.feed(call));
+        let (expected, found) = (reference.feed(call), run.feed(call));
         let what = format!("a cache that never went beyond (truncated to {to})");
-        trial.require_same(&found, &reference, &expected, &what);
+        run.require_same(&found, &reference, &expected, &what);
     }
 }

@@ -8,7 +8,7 @@ use kv_direct::{
     cache::{
         CacheBackend, CacheError, FullKv, KeysValues, LayerIndex, Observation, Observed, Span, Step,
     },
-    exact::{Attend, PIECE, attention, with_column_sums},
+    exact::{AttentionParams, KV_BLOCK, attention, attention_with_column_sums},
     model::{Decoder, Input},
     positions::{Positions, visible},
 };
@@ -34,9 +34,9 @@ fn column_sums_are_the_probabilities_of_all_real_queries_added_up() {
     const WIDTH: usize = 8;
     let (query, keys) = (
         tensor(1, [2, 4, 150, WIDTH]),
-        tensor(2, [2, 2, WIDTH, PIECE]),
+        tensor(2, [2, 2, WIDTH, KV_BLOCK]),
     );
-    let values = tensor(3, [2, 2, PIECE, WIDTH]);
+    let values = tensor(3, [2, 2, KV_BLOCK, WIDTH]);
     let queries = Positions::contiguous(&[50, 5], &[150, 20]);
     // Slot `s` of a row holds position `7 s mod 509`, every third slot nothing.
     let slot = |s: usize| {
@@ -46,16 +46,20 @@ fn column_sums_are_the_probabilities_of_all_real_queries_added_up() {
             s * 7 % 509
         }
     };
-    let slots: Vec<usize> = (0..PIECE).map(slot).collect();
-    let positions = Positions::from_rows(&[slots.clone(), slots.clone()]);
+    let slots: Vec<usize> = (0..KV_BLOCK).map(slot).collect();
+    let positions = Positions::shared(&[slots.clone(), slots.clone()]);
     let window = std::num::NonZeroUsize::new(60);
-    let attend = Attend::new(0.7).with_window(window);
+    let attend = AttentionParams::new(0.7).with_window(window);
     let (out, sums) =
-        with_column_sums(query.clone(), &keys, &values, &queries, &positions, &attend);
+        attention_with_column_sums(query.clone(), &keys, &values, &queries, &positions, &attend);
     let plain = attention(query.clone(), &keys, &values, &queries, &positions, &attend);
     assert!(bits(&out) == bits(&plain), "looking changes nothing");
 
-    let (query, keys, mut expected) = (floats(&query), floats(&keys), vec![0.0f64; 2 * 4 * PIECE]);
+    let (query, keys, mut expected) = (
+        floats(&query),
+        floats(&keys),
+        vec![0.0f64; 2 * 4 * KV_BLOCK],
+    );
     for (row, head) in (0..8).map(|i| (i / 4, i % 4)) {
         for (at, &position) in queries
             .slots(row, 0)
@@ -66,17 +70,17 @@ fn column_sums_are_the_probabilities_of_all_real_queries_added_up() {
             let score = |slot: usize| -> f64 {
                 let product = |i: usize| {
                     let q = query[((row * 4 + head) * 150 + at) * WIDTH + i];
-                    let k = keys[((row * 2 + head / 2) * WIDTH + i) * PIECE + slot];
+                    let k = keys[((row * 2 + head / 2) * WIDTH + i) * KV_BLOCK + slot];
                     f64::from(q) * f64::from(k)
                 };
                 (0..WIDTH).map(product).sum::<f64>() * 0.7
             };
-            let seen: Vec<usize> = (0..PIECE)
+            let seen: Vec<usize> = (0..KV_BLOCK)
                 .filter(|&s| visible(position, slots[s], window))
                 .collect();
             let total: f64 = seen.iter().map(|&s| score(s).exp()).sum();
             seen.iter()
-                .for_each(|&s| expected[(row * 4 + head) * PIECE + s] += score(s).exp() / total);
+                .for_each(|&s| expected[(row * 4 + head) * KV_BLOCK + s] += score(s).exp() / total);
         }
     }
     let off = apart(&floats(&sums), expected);
@@ -85,15 +89,15 @@ fn column_sums_are_the_probabilities_of_all_real_queries_added_up() {
 
 #[test]
 fn heads_with_lists_of_their_own_are_what_each_is_alone() {
-    let (query, keys) = (tensor(4, [1, 4, 30, 8]), tensor(5, [1, 2, 8, PIECE]));
-    let values = tensor(6, [1, 2, PIECE, 8]);
+    let (query, keys) = (tensor(4, [1, 4, 30, 8]), tensor(5, [1, 2, 8, KV_BLOCK]));
+    let values = tensor(6, [1, 2, KV_BLOCK, 8]);
     let queries = Positions::contiguous(&[470], &[30]);
     let lists: Vec<Vec<usize>> = vec![
-        (0..PIECE).collect(),
-        (0..PIECE).map(|s| (s + 100) % PIECE).collect(),
+        (0..KV_BLOCK).collect(),
+        (0..KV_BLOCK).map(|s| (s + 100) % KV_BLOCK).collect(),
     ];
-    let attend = Attend::new(0.5);
-    let both = Positions::from_heads(std::slice::from_ref(&lists));
+    let attend = AttentionParams::new(0.5);
+    let both = Positions::per_head(std::slice::from_ref(&lists));
     let together = attention(query.clone(), &keys, &values, &queries, &both, &attend);
     let alone = (0..2).map(|head| {
         let part =
@@ -103,7 +107,7 @@ fn heads_with_lists_of_their_own_are_what_each_is_alone() {
             &part(&keys, head..head + 1),
             &part(&values, head..head + 1),
             &queries,
-            &Positions::from_rows(&lists[head..=head]),
+            &Positions::shared(&lists[head..=head]),
             &attend,
         )
     });
@@ -190,7 +194,7 @@ impl Watcher {
                 positions.slots(row, 0).iter().map(shift).collect()
             })
             .collect();
-        Positions::from_rows(&rows)
+        Positions::shared(&rows)
     }
 }
 
@@ -226,7 +230,7 @@ fn a_backend_gets_the_sums_it_asks_for_at_every_layer_and_the_same_logits() {
     let sums = watcher.sums.lock().expect("nobody panics here");
     assert_eq!(sums.len(), 3);
     for sums in sums.iter() {
-        for (index, head) in sums.chunks(PIECE).enumerate() {
+        for (index, head) in sums.chunks(KV_BLOCK).enumerate() {
             let queries = if index < 4 { 9.0 } else { 4.0 };
             assert!(
                 (head.iter().sum::<f32>() - queries).abs() < 1e-5,

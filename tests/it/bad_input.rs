@@ -104,7 +104,7 @@ fn another_number_of_batch_rows() {
         |e| {
             matches!(
                 e,
-                ForwardError::Cache(CacheError::Rows {
+                ForwardError::Cache(CacheError::Sequences {
                     expected: 1,
                     found: 2
                 })
@@ -440,7 +440,7 @@ fn sizes_of_nothing_are_refused_and_the_largest_budgets_are_not() {
     for cache in &mut caches {
         feed(&decoder, cache, &tokens(1, 9)[..]);
         feed(&decoder, cache, &tokens(2, 1)[..]);
-        assert_eq!(cache.kept(LayerIndex::new(0)).row(0)[0].len(), 10);
+        assert_eq!(cache.cached(LayerIndex::new(0)).row(0)[0].len(), 10);
     }
 }
 
@@ -477,7 +477,7 @@ fn keys_values_that_do_not_fit_one_another() {
     let device = Device::flex();
     let keys = |slots| Tensor::<4>::zeros([1, 2, 4, slots], &device);
     let values = |slots| Tensor::<4>::zeros([1, 2, slots, 4], &device);
-    let positions = |slots| Positions::from_rows(&[vec![0; slots]]);
+    let positions = |slots| Positions::shared(&[vec![0; slots]]);
     let what = |refused: Result<KeysValues, CacheError>| match refused {
         Err(CacheError::Shape { what, .. }) => what,
         other => panic!("{other:?}"),

@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use kv_direct::{
     cache::{
-        CacheBackend, ModelShape, Old, Plan, Planner, ResidualCheckpoint, ResidualConfig, Speeds,
+        CacheBackend, ModelShape, Plan, Planner, ResidualCheckpoint, ResidualConfig, Retain,
+        Throughput,
     },
     exact::conformance::Conformance,
     model::Decoder,
@@ -51,9 +52,9 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-pub fn speeds() -> Speeds {
-    let text = "read 9e9; 16 rows: projection 3e10, block 4e10, attention 1e10; \
-        64 rows: projection 5e10, block 6e10, attention 2e10";
+pub fn speeds() -> Throughput {
+    let text = "read 9e9; 16 tokens: projection 3e10, block 4e10, attention 1e10; \
+        64 tokens: projection 5e10, block 6e10, attention 2e10";
     text.parse().expect("rates of two calls")
 }
 
@@ -116,7 +117,7 @@ fn run(
                     twin.truncate(&to);
                 }
             }
-            Act::Draft if twin.draft.is_none() => twin.checkpoint(),
+            Act::Draft if twin.draft.is_none() => twin.begin_draft(),
             Act::End(keep) => twin.end(*keep),
             Act::Park => twin.found.park().expect("it rebuilds"),
             Act::Resume => {
@@ -168,7 +169,7 @@ fn cases(count: u32) -> TestRunner {
 /// A budget between the smallest and one that keeps everything, the smaller ones more often.
 fn between(shape: &ModelShape, planner: &Planner<'_>, share: f64) -> usize {
     let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
-    let (smallest, all) = (planner.smallest(), planner.price(&all).peak());
+    let (smallest, all) = (planner.smallest(), planner.cost(&all).peak());
     smallest + (all.saturating_sub(smallest) as f64 * share * share) as usize
 }
 
@@ -194,7 +195,7 @@ fn planned(contexts: std::ops::Range<usize>, count: u32, acts: std::ops::Range<u
                 .with_calls(call);
             let budget = between(&shape, &planner, share);
             let plan = planner.plan(budget).expect("no less than the smallest");
-            prop_assert!(planner.price(&plan).peak() <= budget);
+            prop_assert!(planner.cost(&plan).peak() <= budget);
             run(
                 decoder,
                 (&plan, budget),
@@ -241,8 +242,8 @@ fn any_plan_with_a_budget_stays_inside_it_or_refuses_the_step() {
             let decoder = &decoders[model];
             let shape = decoder.0.shape();
             for (old, window) in layers.iter_mut().zip(&shape.windows) {
-                if window.is_some() && *old == Old::KeysValues {
-                    *old = Old::Nothing;
+                if window.is_some() && *old == Retain::KeysValues {
+                    *old = Retain::Nothing;
                 }
             }
             let plan = Plan::new(&shape, layers).expect("a plan for these layers");

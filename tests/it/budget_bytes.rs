@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use kv_direct::{
     cache::{
         CacheBackend, CacheError, KeysValues, LayerIndex, Plan, Planner, ResidualCheckpoint,
-        ResidualConfig, Span, Speeds, Step,
+        ResidualConfig, Span, Step, Throughput,
     },
     forward_backend,
     model::{Decoder, DecoderConfig},
@@ -74,8 +74,8 @@ impl CacheBackend for Measured {
         self.measured(CacheBackend::commit)
     }
 
-    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        self.measured(|cache| cache.truncate_rows(to))
+    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        self.measured(|cache| cache.truncate(to))
     }
 
     fn checkpoint(&mut self) -> Result<(), CacheError> {
@@ -90,8 +90,8 @@ impl CacheBackend for Measured {
         self.measured(CacheBackend::accept)
     }
 
-    fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
-        self.measured(|cache| cache.select_rows(rows))
+    fn select_sequences(&mut self, rows: &[usize]) -> Result<(), CacheError> {
+        self.measured(|cache| cache.select_sequences(rows))
     }
 
     fn park(&mut self) -> Result<(), CacheError> {
@@ -170,9 +170,7 @@ fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
     step(decoder, cache, 300, &what("a start"));
     step(decoder, cache, 2_700, &what("a prompt"));
     step(decoder, cache, 1_093, &what("to a whole piece"));
-    act(cache, &what("truncated"), |cache| {
-        cache.truncate_rows(&[300])
-    });
+    act(cache, &what("truncated"), |cache| cache.truncate(&[300]));
     step(decoder, cache, 1, &what("after that"));
     act(cache, &what("a draft"), CacheBackend::checkpoint);
     step(decoder, cache, 40, &what("in a draft"));
@@ -194,8 +192,8 @@ fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
 #[test]
 #[ignore = "counts the bytes of the whole process: the other test starts it alone"]
 fn bytes_by_themselves() {
-    let speeds = "read 9e9; 16 rows: projection 3e10, block 4e10, attention 1e10";
-    let speeds: Speeds = speeds.parse().expect("rates of a call");
+    let speeds = "read 9e9; 16 tokens: projection 3e10, block 4e10, attention 1e10";
+    let speeds: Throughput = speeds.parse().expect("rates of a call");
     let all = [
         ("Llama", config(4, 2)),
         ("Qwen2", qwen2()),
@@ -207,7 +205,7 @@ fn bytes_by_themselves() {
         let shape = decoder.shape();
         let planner = Planner::new(&shape, &speeds, 4_100).with_calls(2_700);
         let all = Plan::keep_top(&shape, shape.layers()).expect("as many layers");
-        let room = planner.price(&all).peak() - planner.smallest();
+        let room = planner.cost(&all).peak() - planner.smallest();
         // What kernels make for themselves once, for shapes like these, is no cache's.
         let warm = Plan::tokens(&shape).with_chunk(16);
         let config = ResidualConfig::planned(warm).with_conformance(probe(&decoder));

@@ -4,7 +4,9 @@
 use std::{num::NonZeroUsize, ops::ControlFlow};
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Plan, Planner, ResidualCheckpoint, ResidualConfig, Speeds},
+    cache::{
+        CacheBackend, CacheError, Plan, Planner, ResidualCheckpoint, ResidualConfig, Throughput,
+    },
     model::{Decoder, DecoderConfig},
 };
 
@@ -42,16 +44,16 @@ fn a_draft_over_the_end_of_a_piece_leaves_no_buffers_behind() {
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(16).with_chunk(16);
     for extra in [2, 3, 4, 5, 6] {
-        let budget = plan.price(&shape, 520).peak() + extra * shape.keys_values_per_token() * 64;
+        let budget = plan.cost(&shape, 520).peak() + extra * shape.keys_values_per_token() * 64;
         let mut cache = cache(&decoder, plan.clone(), budget);
         feed(&decoder, &mut cache, &tokens(1, 510)[..]);
-        cache.checkpoint().expect("no draft");
+        cache.begin_draft().expect("no draft");
         for (to, call) in [(510, 4), (511, 1), (511, 3)] {
             cache.truncate(to).expect("of the draft");
             feed(&decoder, &mut cache, &tokens(2, call)[..]);
             held(&cache, budget, "in the draft");
         }
-        cache.restore().expect("a draft");
+        cache.end_draft(Draft::Discard).expect("a draft");
         feed(&decoder, &mut cache, &[1][..]);
         held(&cache, budget, "after it");
     }
@@ -62,17 +64,17 @@ fn what_longer_rows_held_goes_with_them() {
     let decoder = windows(40);
     let shape = decoder.shape();
     let plan = Plan::residuals(&shape).with_hot(8).with_chunk(16);
-    let budget = 3 * plan.price(&shape, 1_100).peak();
+    let budget = 3 * plan.cost(&shape, 1_100).peak();
     let mut cache = cache(&decoder, plan, budget);
     let rows = kv_direct::cache::TokenIds::from(vec![tokens(1, 1_000), tokens(2, 10)]);
     feed(&decoder, &mut cache, rows);
-    cache.select_rows(&[1]).expect("the second row");
+    cache.select_sequences(&[1]).expect("the second row");
     let bytes = shape.layers() / 2 * 16 * shape.hidden * 4;
     let memory = cache.memory();
     assert!(memory.residuals <= bytes, "{memory:?}");
     feed(&decoder, &mut cache, &tokens(3, 700)[..]);
     for rows in [&[0, 0][..], &[0, 0, 1]] {
-        match cache.select_rows(rows) {
+        match cache.select_sequences(rows) {
             Ok(()) | Err(CacheError::StepBytes { .. }) => held(&cache, budget, "rows repeated"),
             Err(error) => panic!("{error}"),
         }
@@ -85,7 +87,7 @@ fn a_state_goes_into_a_cache_that_held_another_text() {
     let decoder = random(&DecoderConfig::new(97, 64, 6, 4, 4));
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(100).with_chunk(16);
-    let budget = plan.price(&shape, 1_000).peak();
+    let budget = plan.cost(&shape, 1_000).peak();
     let mut long = cache(&decoder, plan.clone(), budget);
     for call in tokens(1, 900).chunks(50) {
         feed(&decoder, &mut long, call);
@@ -125,7 +127,7 @@ fn a_resume_of_nothing_brings_back_nothing() {
     let mut ours = cache(&decoder, plan, usize::MAX);
     feed(&decoder, &mut ours, vec![vec![1, 2, 3], vec![]]);
     ours.park().expect("it rebuilds");
-    ours.select_rows(&[1]).expect("the empty row");
+    ours.select_sequences(&[1]).expect("the empty row");
     let done = ours.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
     assert!(done.expect("nothing was parked").is_continue());
     feed(&decoder, &mut ours, &[3][..]);
@@ -145,19 +147,19 @@ fn sizes_without_sense_are_bounded_or_refused() {
         "read 1e9",
         "read nan; 1 rows: x",
     ] {
-        let refused = wrong.parse::<Speeds>();
+        let refused = wrong.parse::<Throughput>();
         assert!(
-            matches!(refused, Err(CacheError::Speeds { .. })),
+            matches!(refused, Err(CacheError::Throughput { .. })),
             "{wrong:?}"
         );
     }
-    let mut speeds: Speeds = rows("16").parse().expect("speeds");
+    let mut speeds: Throughput = rows("16").parse().expect("speeds");
     speeds.chunks.clear();
     let planner = Planner::new(&shape, &speeds, usize::MAX)
         .with_rows(0)
         .with_calls(0);
     let all = planner.plan(planner.everything()).expect("everything fits");
-    assert_eq!(all.old(0), kv_direct::cache::Old::KeysValues);
+    assert_eq!(all.old(0), kv_direct::cache::Retain::KeysValues);
     assert!(
         planner.plan(planner.smallest()).is_ok(),
         "however slow that is"

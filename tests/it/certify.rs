@@ -204,7 +204,7 @@ fn a_budget_error_says_that_rows_stay_because_they_differ() {
     let [decoder, _] = decoders();
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(16).with_chunk(16);
-    let budget = plan.price(&shape, 600).peak() * 3 / 2;
+    let budget = plan.cost(&shape, 600).peak() * 3 / 2;
     let config = ResidualConfig::planned(plan)
         .with_conformance(probe(&decoder))
         .with_certified_eviction(true)
@@ -248,17 +248,19 @@ fn what_a_certificate_cannot_cover_is_refused() {
     let two = TokenIds::from(vec![vec![1, 2], vec![3]]);
     assert!(matches!(
         decoder.forward(two, &mut ours),
-        Err(kv_direct::model::ForwardError::Cache(CacheError::Rows {
-            expected: 1,
-            found: 2
-        }))
+        Err(kv_direct::model::ForwardError::Cache(
+            CacheError::Sequences {
+                expected: 1,
+                found: 2
+            }
+        ))
     ));
     feed(&decoder, &mut ours, &tokens(1, 100)[..]);
     let unsupported = |result| matches!(result, Err(CacheError::Unsupported { .. }));
     assert!(unsupported(ours.park()) && unsupported(ours.state().map(drop)));
     assert!(matches!(
-        ours.select_rows(&[0, 0]),
-        Err(CacheError::Rows { .. })
+        ours.select_sequences(&[0, 0]),
+        Err(CacheError::Sequences { .. })
     ));
 
     let mut ours = cache(&windows, plan(&windows), true);
@@ -321,15 +323,15 @@ fn any_life_of_a_certified_cache_is_that_of_full_kv() {
                     }
                 }
                 Act::Draft(count, keep) => {
-                    ours.checkpoint().expect("no draft");
-                    full.checkpoint().expect("no draft");
+                    ours.begin_draft().expect("no draft");
+                    full.begin_draft().expect("no draft");
                     prop_assert!(both(&mut ours, &mut full, count), "act {index}");
                     if keep {
-                        ours.accept().expect("a draft");
-                        full.accept().expect("a draft");
+                        ours.end_draft(Draft::Accept).expect("a draft");
+                        full.end_draft(Draft::Accept).expect("a draft");
                     } else {
-                        ours.restore().expect("a draft");
-                        full.restore().expect("a draft");
+                        ours.end_draft(Draft::Discard).expect("a draft");
+                        full.end_draft(Draft::Discard).expect("a draft");
                     }
                 }
             }

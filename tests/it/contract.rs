@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use kv_direct::{
     cache::{
-        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, Old, Plan,
-        ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
-        Tova, TovaConfig, Window,
+        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, Plan,
+        ResidualCheckpoint, ResidualConfig, Retain, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, Tova, TovaConfig, Window,
     },
     exact::conformance::Conformance,
     testing::Contract,
@@ -43,9 +43,9 @@ fn residual(floor: Floor, less: usize) -> Contract {
 /// Keys and values of the first layer that shows all keys are kept, those of the others replayed from ids.
 fn first_kept() -> Contract {
     let contract = Contract::lossless(|shape, device, budget| {
-        let mut plan = vec![Old::Nothing; shape.layers()];
+        let mut plan = vec![Retain::Nothing; shape.layers()];
         let first = shape.windows.iter().position(Option::is_none);
-        plan[first.expect("a layer that shows all keys")] = Old::KeysValues;
+        plan[first.expect("a layer that shows all keys")] = Retain::KeysValues;
         let config = ResidualConfig::planned(
             Plan::new(shape, plan)
                 .expect("a plan for these layers")

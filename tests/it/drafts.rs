@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use kv_direct::{
-    cache::{Budget, CacheBackend, Floor, FullKv, SnapKv, SnapKvConfig, Window},
+    cache::{CacheBackend, Floor, FullKv, SnapKv, SnapKvConfig, TokenBudget, Window},
     model::{DecoderConfig, Input},
 };
 
@@ -22,9 +22,9 @@ fn the_call_before_a_draft_can_be_undone_after_it() {
         feed(&decoder, &mut cache, &tokens(1, 10)[..]);
         let mut straight = cache.fork();
         feed(&decoder, &mut cache, &tokens(2, 4)[..]);
-        cache.checkpoint().expect("no draft is open");
+        cache.begin_draft().expect("no draft is open");
         feed(&decoder, &mut cache, &tokens(3, 6)[..]);
-        cache.restore().expect("a draft is open");
+        cache.end_draft(Draft::Discard).expect("a draft is open");
         cache.truncate(10).expect("the last call");
         let next = &tokens(4, 3)[..];
         let expected = feed(&decoder, &mut straight, next);
@@ -41,11 +41,11 @@ fn the_call_before_a_draft_can_be_undone_where_rows_were_selected() {
     let mut cache = FullKv::new(&decoder.shape());
     feed(&decoder, &mut cache, vec![tokens(1, 10), tokens(2, 30)]);
     feed(&decoder, &mut cache, vec![tokens(3, 4), tokens(4, 1)]);
-    cache.select_rows(&[1, 0]).expect("there are two");
-    cache.checkpoint().expect("no draft is open");
+    cache.select_sequences(&[1, 0]).expect("there are two");
+    cache.begin_draft().expect("no draft is open");
     feed(&decoder, &mut cache, vec![tokens(5, 2); 2]);
-    cache.restore().expect("a draft is open");
-    cache.truncate_rows(&[30, 10]).expect("the last call");
+    cache.end_draft(Draft::Discard).expect("a draft is open");
+    cache.truncate(&[30, 10]).expect("the last call");
 }
 
 /// A prompt that ended with tokens that were taken back goes on.
@@ -61,11 +61,11 @@ fn a_prompt_whose_end_was_taken_back_is_not_over() {
         };
         feed(&mut cache, chunk(1, 5, true));
         if draft {
-            cache.checkpoint().expect("no draft is open");
+            cache.begin_draft().expect("no draft is open");
             feed(&mut cache, chunk(2, 3, false));
             cache.truncate(5).expect("within the draft");
             feed(&mut cache, chunk(3, 4, false));
-            cache.accept().expect("a draft is open");
+            cache.end_draft(Draft::Accept).expect("a draft is open");
         } else {
             feed(&mut cache, chunk(3, 4, false));
         }
@@ -80,7 +80,7 @@ fn a_prompt_whose_end_was_taken_back_is_not_over() {
 #[test]
 fn a_draft_of_which_nothing_is_left_ended_no_prompt_of_a_row_it_passed_by() {
     let decoder = tiny(2);
-    let half = Budget::of_prompt(0.5).expect("a share");
+    let half = TokenBudget::of_prompt(0.5).expect("a share");
     let chunk = |lengths: [usize; 2], more| {
         let rows = vec![tokens(1, lengths[0]), tokens(2, lengths[1])];
         Input::from(rows).more_follows(more)
@@ -92,10 +92,10 @@ fn a_draft_of_which_nothing_is_left_ended_no_prompt_of_a_row_it_passed_by() {
         };
         feed(&mut cache, chunk([5, 3], true));
         if draft {
-            cache.checkpoint().expect("no draft is open");
+            cache.begin_draft().expect("no draft is open");
             feed(&mut cache, chunk([2, 0], false));
-            cache.truncate_rows(&[5, 3]).expect("within the draft");
-            cache.accept().expect("a draft is open");
+            cache.truncate(&[5, 3]).expect("within the draft");
+            cache.end_draft(Draft::Accept).expect("a draft is open");
         }
         feed(&mut cache, chunk([8, 9], false));
         seen(&cache, 3)

@@ -3,8 +3,9 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, FullKv, H2o, H2oConfig, Indexing, LayerIndex, ModelShape,
-        SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenIds, Tova, TovaConfig, Window,
+        CacheBackend, CacheError, FullKv, H2o, H2oConfig, Indexing, LayerIndex, ModelShape, SnapKv,
+        SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenBudget, TokenIds, Tova, TovaConfig,
+        Window,
     },
     model::{Decoder, DecoderConfig, Input},
 };
@@ -53,10 +54,10 @@ impl Model {
     }
 }
 
-fn budget(amount: Amount) -> Budget {
+fn budget(amount: Amount) -> TokenBudget {
     match amount {
         Amount::Rows(rows) => rows.into(),
-        Amount::Share(share) => Budget::of_prompt(share).expect("a share"),
+        Amount::Share(share) => TokenBudget::of_prompt(share).expect("a share"),
     }
 }
 
@@ -158,7 +159,7 @@ pub fn run_on(
         for (row, logits) in logits.chunks_exact(longest * VOCAB).enumerate() {
             run.logits[row].extend_from_slice(&logits[..lengths[row] * VOCAB]);
             let held = (0..model.windows.len()).map(|layer| {
-                let kept = cache.kept(LayerIndex::new(layer));
+                let kept = cache.cached(LayerIndex::new(layer));
                 let lists = kept.row(row);
                 let of_head = |head| lists.get(head).unwrap_or(&lists[0]).clone();
                 (0..model.config.kv_heads).map(of_head).collect()

@@ -7,7 +7,7 @@ use kv_direct::{
         CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay, Span,
         Step, TokenIds,
     },
-    exact::{Attend, attention, conformance::KernelShapes, linear, rms_norm},
+    exact::{AttentionParams, attention, conformance::KernelShapes, linear, rms_norm},
     positions::Positions,
 };
 
@@ -216,7 +216,7 @@ impl Replay for View<'_> {
             keys_values.values(),
             positions,
             keys_values.positions(),
-            &Attend::new(1.0 / (HEAD as f64).sqrt()),
+            &AttentionParams::new(1.0 / (HEAD as f64).sqrt()),
         );
         let residual = residual + linear(mixed, &self.block().output);
         let both = linear(self.normed(residual.clone(), 1), &self.block().gate_up);

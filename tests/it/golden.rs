@@ -89,7 +89,7 @@ impl Case {
                 );
             }
             for layer in 0..config.layers.len() {
-                let kept = cache.kept(LayerIndex::new(layer));
+                let kept = cache.cached(LayerIndex::new(layer));
                 for row in (0..ids.len()).filter(|_| sure) {
                     let expected: Vec<Vec<usize>> = serde_json::from_value(
                         self.json["kept"][step][layer.to_string()][row].clone(),
@@ -108,7 +108,7 @@ impl Case {
         let reads = cache.take();
         let last = &reads[reads.len() - config.layers.len()..];
         for (layer, read) in last.iter().enumerate() {
-            let kept = cache.kept(LayerIndex::new(layer));
+            let kept = cache.cached(LayerIndex::new(layer));
             let [keys, values] = ["k", "v"].map(|name| self.tensor(&format!("{name}.{layer}")));
             let (mut our_keys, mut our_values) = (Vec::new(), Vec::new());
             for (row, heads) in read.iter().enumerate() {

@@ -105,24 +105,24 @@ fn live(mut life: Life, (batch, long, acts, seed): (usize, Option<usize>, Vec<Ac
                 let longest = lengths.iter().copied().max().unwrap_or(0);
                 let to = (longest as f64 * share).round() as usize;
                 let to: Vec<usize> = lengths.iter().map(|&length| to.min(length)).collect();
-                life.truncate_rows(&to);
+                life.truncate(&to);
             }
             Act::TruncateRows(shares) => {
                 let to = lengths.iter().zip(shares.iter().cycle());
                 let to = to.map(|(&length, share)| (length as f64 * share).round() as usize);
-                life.truncate_rows(&to.collect::<Vec<_>>());
+                life.truncate(&to.collect::<Vec<_>>());
             }
-            Act::UndoLastCall => life.truncate_rows(&life.undo()),
+            Act::UndoLastCall => life.truncate(&life.undo()),
             Act::BeyondTheEnd => {
                 let to: Vec<usize> = lengths.iter().map(|&length| length + 1).collect();
                 if rows > 0 {
-                    life.truncate_rows(&to);
+                    life.truncate(&to);
                 }
-                life.truncate_rows(&vec![0; rows + 1]);
+                life.truncate(&vec![0; rows + 1]);
             }
-            Act::Checkpoint => life.checkpoint(),
-            Act::Restore => life.restore(),
-            Act::Accept => life.accept(),
+            Act::Checkpoint => life.begin_draft(),
+            Act::Restore => life.end_draft(Draft::Discard),
+            Act::Accept => life.end_draft(Draft::Accept),
             Act::Fork { with_it } => {
                 let fork = life.fork();
                 other = Some(if with_it {
@@ -139,7 +139,7 @@ fn live(mut life: Life, (batch, long, acts, seed): (usize, Option<usize>, Vec<Ac
             Act::SelectRows { rows: of, may_fail } => {
                 let modulo = rows + usize::from(may_fail);
                 let of = of.into_iter().filter(|_| modulo > 0);
-                life.select_rows(&of.map(|row| row % modulo).collect::<Vec<_>>());
+                life.select_sequences(&of.map(|row| row % modulo).collect::<Vec<_>>());
             }
             Act::Move { by_file, dirty } => life.move_to_another(by_file, dirty),
             Act::Park => life.park(),
@@ -150,7 +150,7 @@ fn live(mut life: Life, (batch, long, acts, seed): (usize, Option<usize>, Vec<Ac
     for mut life in other.into_iter().chain([life]) {
         life.verify_all();
         if life.is_draft() {
-            life.accept();
+            life.end_draft(Draft::Accept);
         }
         life.finish();
     }

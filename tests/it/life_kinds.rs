@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use kv_direct::{
-    cache::{Budget, CacheBackend, Floor, FullKv, ResidualCheckpoint, Window},
+    cache::{CacheBackend, Floor, FullKv, ResidualCheckpoint, TokenBudget, Window},
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig},
 };
@@ -108,7 +108,7 @@ impl Held {
                 return Self::Residual(Box::new(cache));
             }
             Kind::WindowShare(share) => {
-                let size = Budget::of_prompt(share).expect("a share");
+                let size = TokenBudget::of_prompt(share).expect("a share");
                 Box::new(Window::new(&shape, size).expect("a budget"))
             }
             Kind::Policy(policy) => driver::backend(policy, &shape).expect("a fitting policy"),

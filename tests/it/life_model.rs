@@ -51,8 +51,8 @@ impl Life {
         self.rows.iter().map(|row| row.undo).collect()
     }
 
-    fn kept(cache: &dyn CacheBackend, layer: usize, row: usize, heads: usize) -> Vec<Vec<usize>> {
-        let kept = cache.kept(LayerIndex::new(layer));
+    fn cached(cache: &dyn CacheBackend, layer: usize, row: usize, heads: usize) -> Vec<Vec<usize>> {
+        let kept = cache.cached(LayerIndex::new(layer));
         let lists = kept.row(row);
         let of = |head| lists.get(head).unwrap_or(&lists[0]).clone();
         (0..heads).map(of).collect()
@@ -264,18 +264,18 @@ impl Life {
                     let joined = joined(calls, length, over);
                     let plain = plain && joined.len() == 1;
                     if !plain {
-                        cache.checkpoint().expect("none is open");
+                        cache.begin_draft().expect("none is open");
                     }
                     joined.iter().for_each(|call| feed(&mut *cache, call));
                     if !plain {
-                        cache.accept().expect("one is open");
+                        cache.end_draft(Draft::Accept).expect("one is open");
                     }
                     count(calls, &mut length, &mut over);
                 }
             }
         }
         if self.before.is_some() {
-            cache.checkpoint().expect("none is open");
+            cache.begin_draft().expect("none is open");
             let joined = joined(&row.draft, length, over);
             joined.iter().for_each(|call| feed(&mut *cache, call));
         }
@@ -286,16 +286,16 @@ impl Life {
         (0..self.rows.len()).for_each(|row| self.verify(row));
     }
 
-    pub fn truncate_rows(&mut self, to: &[usize]) {
+    pub fn truncate(&mut self, to: &[usize]) {
         let lengths = self.lengths();
         if to.len() != lengths.len() {
             return self.refused("another number of rows", |cache| {
-                matches!(cache.truncate_rows(to), Err(CacheError::Rows { .. }))
+                matches!(cache.truncate(to), Err(CacheError::Sequences { .. }))
             });
         }
         if to.iter().zip(&lengths).any(|(to, length)| to > length) {
             return self.refused("beyond the end", |cache| {
-                let refused = cache.truncate_rows(to);
+                let refused = cache.truncate(to);
                 matches!(refused, Err(CacheError::TruncateBeyond { .. }))
             });
         }
@@ -304,7 +304,7 @@ impl Life {
             let start = |row: usize| before.get(row).map_or(0, |row| row.tokens.len());
             if to.iter().enumerate().any(|(row, &to)| to < start(row)) {
                 return self.refused("further than the draft", |cache| {
-                    let refused = cache.truncate_rows(to);
+                    let refused = cache.truncate(to);
                     matches!(refused, Err(CacheError::Irreversible { .. }))
                 });
             }
@@ -325,7 +325,7 @@ impl Life {
             }
         }
         let before = seen(self.held.get(), self.model.layers());
-        match self.held.get_mut().truncate_rows(to) {
+        match self.held.get_mut().truncate(to) {
             Ok(()) if all => {
                 self.rows.clear();
                 self.before = None;
@@ -355,10 +355,10 @@ impl Life {
     pub fn checkpoint(&mut self) {
         if self.is_draft() {
             return self.refused("a second checkpoint", |cache| {
-                matches!(cache.checkpoint(), Err(CacheError::CheckpointOpen))
+                matches!(cache.begin_draft(), Err(CacheError::DraftOpen))
             });
         }
-        self.held.get_mut().checkpoint().expect("none is open");
+        self.held.get_mut().begin_draft().expect("none is open");
         self.before = Some(self.rows.clone());
         self.fed_in_draft = false;
     }
@@ -366,11 +366,14 @@ impl Life {
     pub fn restore(&mut self) {
         let Some(before) = self.before.clone() else {
             return self.refused("restore without a checkpoint", |cache| {
-                matches!(cache.restore(), Err(CacheError::NoCheckpoint))
+                matches!(cache.end_draft(Draft::Discard), Err(CacheError::NoDraft))
             });
         };
         self.verify_all();
-        self.held.get_mut().restore().expect("one is open");
+        self.held
+            .get_mut()
+            .end_draft(Draft::Discard)
+            .expect("one is open");
         (self.rows, self.before) = (before, None);
         self.check_place();
     }
@@ -378,10 +381,13 @@ impl Life {
     pub fn accept(&mut self) {
         let Some(mut before) = self.before.clone() else {
             return self.refused("accept without a checkpoint", |cache| {
-                matches!(cache.accept(), Err(CacheError::NoCheckpoint))
+                matches!(cache.end_draft(Draft::Accept), Err(CacheError::NoDraft))
             });
         };
-        self.held.get_mut().accept().expect("one is open");
+        self.held
+            .get_mut()
+            .end_draft(Draft::Accept)
+            .expect("one is open");
         self.before = None;
         before.resize(self.rows.len(), Row::default());
         let rows = self.rows.iter().zip(&before);
@@ -405,15 +411,18 @@ impl Life {
         self.check_budget();
     }
 
-    pub fn select_rows(&mut self, rows: &[usize]) {
+    pub fn select_sequences(&mut self, rows: &[usize]) {
         if self.is_draft() {
             return self.refused("rows of a draft", |cache| {
-                matches!(cache.select_rows(rows), Err(CacheError::CheckpointOpen))
+                matches!(cache.select_sequences(rows), Err(CacheError::DraftOpen))
             });
         }
         if rows.iter().any(|&row| row >= self.rows.len()) {
             return self.refused("a row there is not", |cache| {
-                matches!(cache.select_rows(rows), Err(CacheError::NoRow { .. }))
+                matches!(
+                    cache.select_sequences(rows),
+                    Err(CacheError::NoSequence { .. })
+                )
             });
         }
         (0..self.rows.len())
@@ -421,7 +430,7 @@ impl Life {
             .for_each(|row| self.verify(row));
         self.held
             .get_mut()
-            .select_rows(rows)
+            .select_sequences(rows)
             .expect("they are there");
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
         self.check_place();
@@ -473,21 +482,21 @@ impl Life {
         if dirty {
             let fed = self.model.decoder.forward(&[5, 6, 7][..], other.get_mut());
             fed.expect("a good call");
-            other.get_mut().checkpoint().expect("none is open");
+            other.get_mut().begin_draft().expect("none is open");
         }
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("life.safetensors");
         let model = self.model.decoder.fingerprint();
         if self.is_draft() {
             self.refused("the state of a draft", |cache| {
-                matches!(cache.state(), Err(CacheError::CheckpointOpen))
+                matches!(cache.state(), Err(CacheError::DraftOpen))
             });
             return self.refused("a file of a draft", |cache| {
                 let refused = session::save(&path, cache, &model);
                 let typed = matches!(
                     refused,
                     Err(SessionError::Cache {
-                        source: CacheError::CheckpointOpen,
+                        source: CacheError::DraftOpen,
                         ..
                     })
                 );

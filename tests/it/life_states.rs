@@ -108,7 +108,7 @@ fn live_on(model: &Model, cache: &mut dyn CacheBackend) {
         }
         let _ = seen(cache, model.layers());
         for layer in 0..model.layers() {
-            let kept = cache.kept(kv_direct::cache::LayerIndex::new(layer));
+            let kept = cache.cached(kv_direct::cache::LayerIndex::new(layer));
             assert_eq!(kept.rows(), cache.rows());
         }
     }
@@ -116,12 +116,12 @@ fn live_on(model: &Model, cache: &mut dyn CacheBackend) {
     let ends: Vec<usize> = (0..rows)
         .map(|row| cache.position(row).saturating_sub(3))
         .collect();
-    let _ = cache.truncate_rows(&ends);
-    let _ = cache.checkpoint();
+    let _ = cache.truncate(&ends);
+    let _ = cache.begin_draft();
     let _ = model.decoder.forward(vec![vec![1, 2]; rows], cache);
-    let _ = cache.accept();
+    let _ = cache.end_draft(Draft::Accept);
     let _ = cache.park();
-    let _ = cache.select_rows(&[0, 0]);
+    let _ = cache.select_sequences(&[0, 0]);
     let _ = model.decoder.forward(vec![vec![1], vec![2]], cache);
     cache.clear();
     assert_eq!(cache.memory().total(), 0);

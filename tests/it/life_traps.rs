@@ -2,8 +2,8 @@
 
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, Floor, FullKv, Group, LayerIndex, Pooling, Step, Tova,
-        TovaConfig,
+        CacheBackend, CacheError, Floor, FullKv, Group, LayerIndex, Pooling, Step, TokenBudget,
+        Tova, TovaConfig,
     },
     model::Input,
     session::{self, SessionError},
@@ -118,11 +118,11 @@ fn a_row_of_a_ragged_batch_begins_anew_among_the_others() {
     for mut life in everywhere_alive() {
         life.feed(&[9, 20, 14], false, 1);
         life.feed(&[1, 2, 0], false, 2);
-        life.truncate_rows(&[10, 0, 14]);
+        life.truncate(&[10, 0, 14]);
         life.move_to_another(false, true);
         life.feed(&[0, 5, 2], true, 3);
         life.feed(&[1, 4, 1], false, 4);
-        life.truncate_rows(&[0, 9, 17]);
+        life.truncate(&[0, 9, 17]);
         life.finish();
     }
 }
@@ -131,11 +131,11 @@ fn a_row_of_a_ragged_batch_begins_anew_among_the_others() {
 fn a_batch_that_is_left_with_rows_of_no_tokens_lives_on() {
     for mut life in everywhere_alive() {
         life.feed(&[9, 0, 3], false, 1);
-        life.truncate_rows(&[9, 0, 0]);
-        life.select_rows(&[1, 2, 1]);
-        life.checkpoint();
+        life.truncate(&[9, 0, 0]);
+        life.select_sequences(&[1, 2, 1]);
+        life.begin_draft();
         life.feed(&[2, 0, 4], false, 2);
-        life.restore();
+        life.end_draft(Draft::Discard);
         for by_file in [false, true] {
             life.move_to_another(by_file, true);
         }
@@ -155,14 +155,14 @@ fn a_draft_crosses_the_end_of_a_piece_and_may_come_back() {
     let lives = [on(1, &few), on(FIRST_SLIDING, &kinds()[2..3])];
     for mut life in lives.into_iter().flatten() {
         life.feed(&[505, 3], false, 1);
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&[6, 2], false, 2);
         life.feed(&[5, 0], false, 3);
-        life.truncate_rows(&[511, 4]);
+        life.truncate(&[511, 4]);
         life.feed(&[3, 1], false, 4);
         let mut kept = life.fork();
-        life.restore();
-        kept.accept();
+        life.end_draft(Draft::Discard);
+        kept.end_draft(Draft::Accept);
         for mut life in [life, kept] {
             life.feed(&[9, 1], false, 5);
             life.finish();
@@ -173,24 +173,24 @@ fn a_draft_crosses_the_end_of_a_piece_and_may_come_back() {
 #[test]
 fn a_draft_may_be_all_there_is() {
     for mut life in everywhere_alive() {
-        life.checkpoint();
+        life.begin_draft();
         let mut nothing = life.fork();
-        nothing.accept();
+        nothing.end_draft(Draft::Accept);
         nothing.finish();
         life.feed(&[12, 0], false, 1);
         life.feed(&[1, 5], false, 2);
         let mut forgotten = life.fork();
-        forgotten.truncate_rows(&[0, 0]);
+        forgotten.truncate(&[0, 0]);
         assert!(!forgotten.is_draft(), "to nothing, which ends the draft");
-        forgotten.restore();
+        forgotten.end_draft(Draft::Discard);
         forgotten.finish();
         let mut restored = life.fork();
-        restored.restore();
+        restored.end_draft(Draft::Discard);
         assert_eq!(restored.held.get().rows(), 0, "any batch is welcome");
         restored.finish();
-        life.truncate_rows(&[13, 0]);
+        life.truncate(&[13, 0]);
         life.feed(&[0, 4], false, 3);
-        life.accept();
+        life.end_draft(Draft::Accept);
         life.finish();
     }
 }
@@ -199,19 +199,19 @@ fn a_draft_may_be_all_there_is() {
 fn a_draft_in_the_middle_of_a_prompt_leaves_no_trace_or_counts_as_one_call() {
     for mut life in everywhere_alive() {
         life.feed(&[7, 2], true, 1);
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&[3, 1], true, 2);
         life.feed(&[4, 0], true, 3);
         let mut kept = life.fork();
         life.feed(&[2, 6], false, 4);
-        life.restore();
+        life.end_draft(Draft::Discard);
         life.feed(&[1, 1], true, 5);
         life.feed(&[6, 3], false, 6);
         life.finish();
-        kept.truncate_rows(&[12, 3]);
+        kept.truncate(&[12, 3]);
         kept.feed(&[3, 0], false, 7);
         kept.feed(&[1, 1], false, 8);
-        kept.accept();
+        kept.end_draft(Draft::Accept);
         kept.finish();
     }
 }
@@ -223,13 +223,13 @@ fn tokens_taken_back_in_a_draft_have_no_vote_though_earlier_ones_were_not_asked(
         for rows in [&[8][..], &[8, 11], &[8, 3]] {
             let mut life = Life::new(&models()[1], tova(Amount::Rows(budget)));
             life.feed(rows, false, 1);
-            life.checkpoint();
+            life.begin_draft();
             for (seed, count) in [(2, 1), (3, 1), (4, 4)] {
                 life.feed(&vec![count; rows.len()], false, seed);
             }
             let to: Vec<usize> = rows.iter().map(|length| length + 5).collect();
-            life.truncate_rows(&to);
-            life.accept();
+            life.truncate(&to);
+            life.end_draft(Draft::Accept);
             life.finish();
         }
     }
@@ -240,7 +240,7 @@ fn a_row_that_was_alone_and_is_repeated_keeps_its_budget_when_a_call_passes_it_b
     for kind in kinds() {
         let mut life = Life::new(&models()[1], kind);
         life.feed(&[12], true, 1);
-        life.select_rows(&[0, 0]);
+        life.select_sequences(&[0, 0]);
         life.feed(&[0, 4], false, 2);
         life.finish();
     }
@@ -256,7 +256,7 @@ fn what_is_remembered_of_a_row_goes_where_the_row_goes() {
         over.feed(&[1, 1], false, 2);
         over.feed(&[1, 1], false, 3);
         for mut life in [life, over] {
-            life.select_rows(&[1, 0, 1]);
+            life.select_sequences(&[1, 0, 1]);
             life.move_to_another(true, false);
             life.feed(&[0, 1, 2], false, 4);
             life.finish();
@@ -268,7 +268,7 @@ fn what_is_remembered_of_a_row_goes_where_the_row_goes() {
 fn a_prompt_that_goes_on_shortened_is_cut_as_if_it_had_never_been_longer() {
     for mut life in everywhere_alive() {
         life.feed(&[9, 12], true, 1);
-        life.truncate_rows(&[7, 12]);
+        life.truncate(&[7, 12]);
         life.feed(&[1, 1], false, 2);
         life.finish();
     }
@@ -279,9 +279,9 @@ fn a_prompt_that_goes_on_shortened_is_cut_as_if_it_had_never_been_longer() {
 fn a_prompt_whose_newest_query_was_taken_back_is_cut_by_the_next_one() {
     let mut life = Life::new(&models()[1], tova(Amount::Share(0.5)));
     life.feed(&[9, 12], true, 1);
-    life.truncate_rows(&[7, 12]);
+    life.truncate(&[7, 12]);
     let cache = life.held.get_mut();
-    let rows = |cache: &dyn CacheBackend| cache.kept(LayerIndex::new(0)).row(0)[0].len();
+    let rows = |cache: &dyn CacheBackend| cache.cached(LayerIndex::new(0)).row(0)[0].len();
     feed(&life.model.decoder, cache, vec![vec![], vec![1]]);
     assert_eq!(rows(cache), 7, "no query of it is known");
     feed(&life.model.decoder, cache, vec![vec![1], vec![1]]);
@@ -294,9 +294,9 @@ fn what_is_held_for_the_end_of_a_prompt_goes_when_a_draft_brought_it() {
         let mut life = Life::new(&models()[1], kind);
         life.feed(&[9, 12], true, 1);
         assert!(life.held.get().memory().scores > 0, "what queries saw");
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&[2, 2], false, 2);
-        life.accept();
+        life.end_draft(Draft::Accept);
         assert_eq!(life.held.get().memory().scores, 0, "{kind:?}");
     }
 }
@@ -307,7 +307,7 @@ fn scores_are_never_taken_back() {
     let mut life = Life::new(&models()[1], h2o(Amount::Rows(40)));
     life.feed(&[9, 12], false, 1);
     life.refused("less than all", |cache| {
-        let refused = cache.truncate_rows(&[8, 12]);
+        let refused = cache.truncate(&[8, 12]);
         matches!(refused, Err(CacheError::Irreversible { .. }))
     });
 }
@@ -316,10 +316,10 @@ fn scores_are_never_taken_back() {
 fn a_draft_of_which_nothing_is_left_ends_no_prompt() {
     for mut life in everywhere_alive() {
         life.feed(&[9, 12], true, 1);
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&[2, 2], false, 2);
-        life.truncate_rows(&[9, 12]);
-        life.accept();
+        life.truncate(&[9, 12]);
+        life.end_draft(Draft::Accept);
         life.feed(&[6, 3], false, 3);
         life.finish();
     }
@@ -335,25 +335,25 @@ fn parked_is_parked_whatever_comes_next() {
         let mut fork = life.fork();
         fork.park();
         let mut selected = life.fork();
-        selected.select_rows(&[3, 1, 1]);
+        selected.select_sequences(&[3, 1, 1]);
         let lengths = life.lengths();
         let most: Vec<usize> = lengths
             .iter()
             .map(|length| length - length.min(&1))
             .collect();
-        life.truncate_rows(if life.model.slides() { &lengths } else { &most });
+        life.truncate(if life.model.slides() { &lengths } else { &most });
         life.park();
         life.move_to_another(true, true);
         life.resume(Some(1));
         life.resume(None);
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&vec![4; lengths.len()], false, 2);
         life.park();
         life.resume(Some(0));
         let mut kept = life.fork();
-        life.restore();
-        kept.truncate_rows(&kept.lengths().iter().map(|n| n - 2).collect::<Vec<_>>());
-        kept.accept();
+        life.end_draft(Draft::Discard);
+        kept.truncate(&kept.lengths().iter().map(|n| n - 2).collect::<Vec<_>>());
+        kept.end_draft(Draft::Accept);
         for mut life in [life, fork, kept] {
             life.finish();
         }
@@ -365,16 +365,16 @@ fn parked_is_parked_whatever_comes_next() {
 #[test]
 fn what_is_parked_in_a_draft_comes_back_with_it() {
     for mut life in everywhere_alive().filter(|life| matches!(life.kind, Kind::Residual { .. })) {
-        life.checkpoint();
+        life.begin_draft();
         life.feed(&[5, 2], false, 1);
         life.park();
         life.feed(&[1, 1], false, 2);
         life.park();
         life.resume(None);
         life.feed(&[1, 0], false, 3);
-        life.truncate_rows(&[4, 3]);
+        life.truncate(&[4, 3]);
         life.feed(&[1, 1], false, 4);
-        life.accept();
+        life.end_draft(Draft::Accept);
         life.finish();
     }
 }
@@ -388,18 +388,18 @@ fn the_last_call_can_be_undone_after_anything_that_feeds_nothing() {
         for by_file in [false, true] {
             life.move_to_another(by_file, false);
         }
-        life.select_rows(&[2, 0, 1, 0]);
-        life.checkpoint();
-        life.restore();
-        life.checkpoint();
-        life.accept();
+        life.select_sequences(&[2, 0, 1, 0]);
+        life.begin_draft();
+        life.end_draft(Draft::Discard);
+        life.begin_draft();
+        life.end_draft(Draft::Accept);
         if matches!(kind, Kind::Residual { .. }) {
             life.park();
         }
         life = life.fork();
         let undo = life.undo();
         assert_eq!(undo, [9, 30, 4, 30]);
-        life.truncate_rows(&undo);
+        life.truncate(&undo);
         life.move_to_another(true, false);
         life.finish();
     }
@@ -442,13 +442,13 @@ fn a_state_of_another_kind_is_refused_by_every_cache_and_changes_nothing() {
         let state = origin.held.get().state().expect("no draft");
         for (to, other) in fed.iter().enumerate().filter(|(to, _)| *to != from) {
             let mut other = other.fork();
-            other.checkpoint();
+            other.begin_draft();
             other.feed(&[1, 1], false, 2);
             other.refused(&format!("{from} into {to}"), |cache| {
                 let refused = cache.set_state(&state);
                 matches!(refused, Err(CacheError::Foreign { .. }))
             });
-            other.restore();
+            other.end_draft(Draft::Discard);
             other.finish();
         }
     }
@@ -492,11 +492,11 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
         let cache = life.held.get_mut();
         poisoned(cache.begin(&step));
         poisoned(cache.truncate(3));
-        poisoned(cache.truncate_rows(&[3, 2]));
-        poisoned(cache.checkpoint());
-        poisoned(cache.restore());
-        poisoned(cache.accept());
-        poisoned(cache.select_rows(&[0]));
+        poisoned(cache.truncate(&[3, 2]));
+        poisoned(cache.begin_draft());
+        poisoned(cache.end_draft(Draft::Discard));
+        poisoned(cache.end_draft(Draft::Accept));
+        poisoned(cache.select_sequences(&[0]));
         poisoned(cache.state().map(drop));
         let saved = session::save(&path, cache, &model.decoder.fingerprint());
         assert!(
@@ -534,7 +534,7 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
 
 #[test]
 fn a_share_of_a_prompt_holds_when_chunks_come_in_a_draft() {
-    let share = Budget::of_prompt(0.5).expect("a share");
+    let share = TokenBudget::of_prompt(0.5).expect("a share");
     let model = &models()[1];
     let make = || Tova::new(&model.decoder.shape(), TovaConfig::new(share)).expect("a budget");
     let (mut one, mut two) = (make(), make());
@@ -545,13 +545,13 @@ fn a_share_of_a_prompt_holds_when_chunks_come_in_a_draft() {
         (10..14, false),
         (14..16, false),
     ];
-    one.checkpoint().expect("none is open");
+    one.begin_draft().expect("none is open");
     for (range, more) in calls {
         let input = Input::from(&ids[range]).more_follows(more);
         model.decoder.forward(input, &mut one).expect("a good call");
     }
     one.truncate(14).expect("within the draft");
-    one.accept().expect("one is open");
+    one.end_draft(Draft::Accept).expect("one is open");
     feed(&model.decoder, &mut two, &ids[..14]);
     assert_eq!(seen(&one, 3), seen(&two, 3));
     goes_on_alike(model, &mut one, &mut two);

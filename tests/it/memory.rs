@@ -2,7 +2,7 @@
 
 use kv_direct::{
     cache::{CacheBackend, Floor, FullKv, Window},
-    exact::PIECE,
+    exact::KV_BLOCK,
     model::DecoderConfig,
 };
 
@@ -23,13 +23,13 @@ fn full_kv_holds_every_row_and_whole_pieces() {
     assert_eq!(decoder.shape().keys_values_per_token(), ROW);
     for (calls, tokens_in) in [(30, 30), (482, 512), (1, 513)] {
         feed(&decoder, &mut cache, &tokens(1, calls)[..]);
-        let (report, slots) = (cache.memory(), usize::next_multiple_of(tokens_in, PIECE));
+        let (report, slots) = (cache.memory(), usize::next_multiple_of(tokens_in, KV_BLOCK));
         assert_eq!(report.keys_values, tokens_in * ROW);
         assert_eq!(report.total(), slots * (ROW + LAYERS * ENTRY));
         assert_eq!((report.tokens, report.residuals), (0, 0));
         // Buffers grow layer by layer: one layer's old piece is held beside its new ones.
         let grown = if tokens_in == 513 {
-            PIECE * (ROW / LAYERS + ENTRY)
+            KV_BLOCK * (ROW / LAYERS + ENTRY)
         } else {
             0
         };
@@ -41,7 +41,7 @@ fn full_kv_holds_every_row_and_whole_pieces() {
 fn a_window_gives_back_what_a_long_prompt_needed() {
     let decoder = tiny(2);
     let mut cache = Window::new(&decoder.shape(), 20).expect("a budget");
-    let piece = PIECE * (ROW + LAYERS * ENTRY);
+    let piece = KV_BLOCK * (ROW + LAYERS * ENTRY);
     for calls in [700, 1, 1, 600] {
         feed(&decoder, &mut cache, &tokens(1, calls)[..]);
         let report = cache.memory();
@@ -75,7 +75,7 @@ fn a_residual_checkpoint_holds_its_hot_rows_and_four_bytes_a_token() {
             if total > hot {
                 let ids = report.total() - hot * (ROW + LAYERS * ENTRY);
                 assert!(
-                    (4 * total..=4 * total.next_multiple_of(PIECE)).contains(&ids),
+                    (4 * total..=4 * total.next_multiple_of(KV_BLOCK)).contains(&ids),
                     "no slack but that of the list of ids"
                 );
             }
@@ -94,9 +94,9 @@ fn the_scratch_of_a_replay_does_not_depend_on_the_number_of_layers() {
     });
     // 290 old rows, replayed in three chunks of 128; the rows of a layer stand in one piece.
     let rows = 3 * 128 * HIDDEN * 4;
-    let layer = 2 * KV * PIECE * 4 + PIECE * ENTRY;
+    let layer = 2 * KV * KV_BLOCK * 4 + KV_BLOCK * ENTRY;
     // A chunk's residual, its norm, queries and output, and the scores of 128 queries, held twice while they are made.
-    let block = 4 * 128 * HIDDEN * 4 + 128 * PIECE * 4 * 2 * 4;
+    let block = 4 * 128 * HIDDEN * 4 + 128 * KV_BLOCK * 4 * 2 * 4;
     assert_eq!(peaks, [rows + layer + block; 2]);
 }
 

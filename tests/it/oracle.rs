@@ -367,7 +367,7 @@ fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
         let input = Input::from(&ids[from..to]).more_follows(more);
         let logits = model.decoder.forward(input, cache).expect("a good call");
         let kept: Vec<_> = (0..3)
-            .map(|layer| cache.kept(LayerIndex::new(layer)))
+            .map(|layer| cache.cached(LayerIndex::new(layer)))
             .collect();
         (bits(&logits), kept)
     };
@@ -421,8 +421,8 @@ fn a_prompt_that_goes_on_cannot_be_taken_back_before_its_cut() {
         assert!(call(&mut cache, from, to, more) == call(&mut untouched, from, to, more));
     }
     assert_eq!(
-        cache.kept(LayerIndex::new(1)),
-        untouched.kept(LayerIndex::new(1))
+        cache.cached(LayerIndex::new(1)),
+        untouched.cached(LayerIndex::new(1))
     );
     cache.truncate(13).expect("what came after the prompt");
 }

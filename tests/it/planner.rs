@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use burn::tensor::DType;
 use kv_direct::{
-    cache::{CacheError, ModelShape, Old, Plan, Planner, Speeds},
+    cache::{CacheError, ModelShape, Plan, Planner, Retain, Throughput},
     exact::conformance::KernelShapes,
 };
 use proptest::{
@@ -40,7 +40,7 @@ fn shapes() -> Vec<ModelShape> {
 /// All plans of a model that a cache takes, whatever sense they make. But not with residuals in layers with a window:
 /// there they save no more than scratch, of a replay after parking.
 fn every_plan(shape: &ModelShape) -> Vec<Plan> {
-    let kinds = [Old::KeysValues, Old::Residual, Old::Nothing];
+    let kinds = [Retain::KeysValues, Retain::Residual, Retain::Nothing];
     let count = 3_usize.pow(shape.layers() as u32);
     let layers = (0..count).map(|mut number| {
         let mut layer = |_| {
@@ -50,10 +50,10 @@ fn every_plan(shape: &ModelShape) -> Vec<Plan> {
         };
         (0..shape.layers()).map(&mut layer).collect::<Vec<_>>()
     });
-    let plan = |layers: Vec<Old>| {
+    let plan = |layers: Vec<Retain>| {
         let mut both = layers.iter().zip(&shape.windows);
-        let odd = both.any(|(old, window)| window.is_some() && *old == Old::Residual);
-        let residuals = layers.contains(&Old::Residual);
+        let odd = both.any(|(old, window)| window.is_some() && *old == Retain::Residual);
+        let residuals = layers.contains(&Retain::Residual);
         let taken = |plan: &Plan| {
             let bytes = plan.bytes_per_old_token(shape);
             !residuals || bytes < shape.keys_values_per_old_token()
@@ -69,10 +69,10 @@ fn every_plan(shape: &ModelShape) -> Vec<Plan> {
 fn seconds(
     planner: &Planner<'_>,
     plan: &Plan,
-    speeds: &Speeds,
+    speeds: &Throughput,
     (context, budget): (usize, usize),
 ) -> Option<f64> {
-    let priced = |hot: usize| planner.price(&plan.clone().with_hot(hot));
+    let priced = |hot: usize| planner.cost(&plan.clone().with_hot(hot));
     let hots: Vec<usize> = (0..context).collect();
     let fitting = hots.partition_point(|&hot| priced(hot).peak() <= budget);
     let hot = fitting.checked_sub(1)?;
@@ -98,7 +98,7 @@ fn rates() -> impl Strategy<Value = String> {
 
 fn check(
     count: u32,
-    mut of: impl FnMut(&ModelShape, &Speeds, usize, f64) -> Result<(), TestCaseError>,
+    mut of: impl FnMut(&ModelShape, &Throughput, usize, f64) -> Result<(), TestCaseError>,
 ) {
     let shapes = shapes();
     let strategy = (0..shapes.len(), rates(), 2_usize..3_000, 0.0..1.1);
@@ -119,7 +119,7 @@ fn check(
 
 fn most(shape: &ModelShape, planner: &Planner<'_>) -> usize {
     let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
-    planner.price(&all).peak()
+    planner.cost(&all).peak()
 }
 
 #[test]
@@ -131,13 +131,13 @@ fn no_plan_within_the_budget_is_faster() {
         let room = most(shape, &planner).saturating_sub(smallest);
         let budget = smallest + (room as f64 * share) as usize;
         let plan = planner.plan(budget).expect("no less than the smallest");
-        let price = planner.price(&plan);
+        let price = planner.cost(&plan);
         prop_assert!(price.peak() <= budget);
         let found = price.seconds(speeds);
         for other in every_plan(shape) {
             for chunk in &speeds.chunks {
                 let other = other.clone().with_chunk(chunk.rows);
-                let least = planner.price(&other).peak();
+                let least = planner.cost(&other).peak();
                 prop_assert!(
                     least >= smallest,
                     "{other} fits {least} bytes, the smallest is {smallest}"
@@ -171,7 +171,7 @@ fn a_larger_budget_is_never_slower() {
         for step in 0..=40 {
             let budget = smallest + room * step / 36;
             let plan = planner.plan(budget).expect("no less than the smallest");
-            let time = planner.price(&plan).seconds(speeds);
+            let time = planner.cost(&plan).seconds(speeds);
             prop_assert!(
                 time <= last,
                 "{budget} bytes: {plan} takes {time} s, one with less {last} s"
@@ -214,9 +214,9 @@ fn residuals_of_every_layer_are_found_where_they_are_smaller() {
     let residuals = Plan::residuals(shape);
     let per_token = residuals.bytes_per_old_token(shape);
     assert_eq!(2 * per_token, shape.keys_values_per_old_token());
-    let budget = planner.price(&residuals.with_chunk(16)).peak();
+    let budget = planner.cost(&residuals.with_chunk(16)).peak();
     let plan = planner.plan(budget).expect("residuals fit");
-    let replayed = (1..5).filter(|&layer| plan.old(layer) == Old::Nothing);
+    let replayed = (1..5).filter(|&layer| plan.retain(layer) == Retain::Nothing);
     assert_eq!(replayed.count(), 0, "{plan}");
     assert!(plan.bytes_per_old_token(shape) <= per_token, "{plan}");
 }

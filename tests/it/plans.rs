@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, FullKv, Old, Plan, ResidualCheckpoint, ResidualConfig, Resuming,
-        State,
+        CacheBackend, CacheError, FullKv, Plan, ResidualCheckpoint, ResidualConfig, ResumeProgress,
+        Retain, State,
     },
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig},
@@ -44,9 +44,9 @@ pub fn decoders() -> Vec<(Decoder, Conformance)> {
 
 pub fn old() -> impl Strategy<Value = Old> {
     prop_oneof![
-        Just(Old::KeysValues),
-        Just(Old::Residual),
-        Just(Old::Nothing)
+        Just(Retain::KeysValues),
+        Just(Retain::Residual),
+        Just(Retain::Nothing)
     ]
 }
 
@@ -97,8 +97,8 @@ fn any_plan_gives_the_bits_of_full_kv() {
         let (decoder, probe) = &decoders[model];
         let shape = decoder.shape();
         for (old, window) in layers.iter_mut().zip(&shape.windows) {
-            if window.is_some() && *old == Old::KeysValues {
-                *old = Old::Nothing;
+            if window.is_some() && *old == Retain::KeysValues {
+                *old = Retain::Nothing;
             }
         }
         let plan = Plan::new(&shape, layers).expect("a plan for these layers");
@@ -125,13 +125,13 @@ fn any_plan_gives_the_bits_of_full_kv() {
                 }
                 Act::Park => {
                     found.park().expect("it rebuilds");
-                    let rows = (0..5).filter(|&layer| plan.old(layer) == Old::KeysValues);
+                    let rows = (0..5).filter(|&layer| plan.retain(layer) == Retain::KeysValues);
                     let rows = rows.count() * 2 * shape.kv_width() * 4 * text.len();
                     prop_assert_eq!(found.memory().keys_values, rows);
                 }
                 Act::Resume(stop) => {
                     let (parked, before) = (found.is_parked(), found.memory().total());
-                    let progress = |resuming: Resuming| match resuming.done == stop {
+                    let progress = |resuming: ResumeProgress| match resuming.done == stop {
                         true => ControlFlow::Break(()),
                         false => ControlFlow::Continue(()),
                     };
@@ -147,7 +147,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
                     found.set_state(&state).expect("its own state");
                 }
             }
-            let residuals = (0..5).filter(|&layer| plan.old(layer) == Old::Residual);
+            let residuals = (0..5).filter(|&layer| plan.retain(layer) == Retain::Residual);
             let memory = found.memory();
             prop_assert_eq!(
                 memory.residuals,
@@ -191,11 +191,11 @@ fn an_old_token_costs_what_the_plan_says() {
     let (decoder, probe) = decoders().swap_remove(1);
     let shape = decoder.shape();
     let mixed = [
-        Old::KeysValues,
-        Old::Residual,
-        Old::Nothing,
-        Old::KeysValues,
-        Old::Nothing,
+        Retain::KeysValues,
+        Retain::Residual,
+        Retain::Nothing,
+        Retain::KeysValues,
+        Retain::Nothing,
     ];
     for plan in [
         Plan::tokens(&shape),

@@ -3,9 +3,9 @@
 use burn::tensor::Tensor;
 use kv_direct::{
     cache::{
-        Budget, CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape,
-        Observed, Pooling, SnapKv, SnapKvConfig, Step, StreamingLlm, StreamingLlmConfig, TokenIds,
-        Tova, TovaConfig,
+        CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape,
+        Observed, Pooling, SnapKv, SnapKvConfig, Step, StreamingLlm, StreamingLlmConfig,
+        TokenBudget, TokenIds, Tova, TovaConfig,
     },
     model::Input,
 };
@@ -105,7 +105,7 @@ fn a_prompt_taken_back_in_part_is_over_and_what_comes_next_is_kept() {
     feed(&decoder, &mut cache, &tokens(1, 6)[..]);
     cache.truncate(4).expect("nothing was dropped");
     feed(&decoder, &mut cache, &tokens(2, 20)[..]);
-    let kept = cache.kept(LayerIndex::new(0));
+    let kept = cache.cached(LayerIndex::new(0));
     assert_eq!(kept.row(0), [(0..24).collect::<Vec<_>>()]);
 }
 
@@ -137,16 +137,16 @@ fn a_row_that_brings_nothing_after_its_prompt_is_not_cut_again() {
     let decoder = tiny(2);
     let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
     feed(&decoder, &mut cache, vec![tokens(1, 15), tokens(2, 1)]);
-    let cut = cache.kept(LayerIndex::new(0)).row(0).to_vec();
+    let cut = cache.cached(LayerIndex::new(0)).row(0).to_vec();
     assert_eq!(cut[0].len(), 8);
     feed(&decoder, &mut cache, vec![vec![], tokens(2, 13)]);
-    assert_eq!(cache.kept(LayerIndex::new(0)).row(0), cut);
+    assert_eq!(cache.cached(LayerIndex::new(0)).row(0), cut);
 }
 
 #[test]
 fn what_a_policy_holds_for_the_end_of_a_prompt_goes_with_it() {
     let decoder = tiny(2);
-    let share = |ratio| Budget::of_prompt(ratio).expect("a share");
+    let share = |ratio| TokenBudget::of_prompt(ratio).expect("a share");
     let mut caches: Vec<Box<dyn CacheBackend>> = vec![
         Box::new(SnapKv::new(&decoder.shape(), SnapKvConfig::new(64, 8)).expect("fits")),
         Box::new(Tova::new(&decoder.shape(), TovaConfig::new(share(1.0))).expect("fits")),
@@ -168,11 +168,11 @@ fn what_a_policy_holds_for_the_end_of_a_prompt_goes_with_it() {
 #[test]
 fn a_window_wider_than_any_prompt_protects_all_of_it() {
     let decoder = tiny(2);
-    let config = SnapKvConfig::new(Budget::of_prompt(0.5).expect("a share"), usize::MAX);
+    let config = SnapKvConfig::new(TokenBudget::of_prompt(0.5).expect("a share"), usize::MAX);
     let mut cache = SnapKv::new(&decoder.shape(), config).expect("fits");
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
     assert_eq!(
-        cache.kept(LayerIndex::new(0)).row(0),
+        cache.cached(LayerIndex::new(0)).row(0),
         [(0..20).collect::<Vec<_>>()]
     );
 }
@@ -194,12 +194,12 @@ fn attention_is_observed_at_the_layer_whose_turn_it_was_and_nowhere_else() {
         "{early:?}"
     );
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
-    let kept = cache.kept(LayerIndex::new(0));
+    let kept = cache.cached(LayerIndex::new(0));
     assert!(
         cache.observe(LayerIndex::new(0), sums()).is_err(),
         "no step is open"
     );
-    assert_eq!(cache.kept(LayerIndex::new(0)), kept);
+    assert_eq!(cache.cached(LayerIndex::new(0)), kept);
     let step = Step::new(vec![vec![1]].into(), &[20]).expect("a step");
     cache.begin(&step).expect("the next step");
     assert!(

@@ -6,7 +6,8 @@ use std::{env, path::PathBuf};
 use burn::tensor::Device;
 use kv_direct::{
     cache::{
-        CacheBackend, Floor, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Speeds, Window,
+        CacheBackend, Floor, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Throughput,
+        Window,
     },
     generate::Generation,
     pretrained::{Pretrained, load},
@@ -157,9 +158,9 @@ fn assert_budgets(model: &str, test: &str) {
     };
     let decoder = &loaded.decoder;
     let (shape, probe) = (decoder.shape(), probe(decoder));
-    let speeds = "read 9e9; 16 rows: projection 5e10, block 5e10, attention 2e10; \
-                  128 rows: projection 6e10, block 6e10, attention 3e10";
-    let speeds: Speeds = speeds.parse().expect("speeds");
+    let speeds = "read 9e9; 16 tokens: projection 5e10, block 5e10, attention 2e10; \
+                  128 tokens: projection 6e10, block 6e10, attention 3e10";
+    let speeds: Throughput = speeds.parse().expect("speeds");
     let planner = Planner::new(&shape, &speeds, 700).with_calls(300);
     let (smallest, everything) = (planner.smallest(), planner.everything());
     for share in [0, 40, 80] {

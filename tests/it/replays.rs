@@ -138,7 +138,7 @@ fn what_a_budget_leaves_free_saves_replays() {
         let decoder = random(&config);
         let shape = decoder.shape();
         let plan = Plan::tokens(&shape).with_hot(16).with_chunk(8);
-        let budget = plan.price(&shape, 1500).peak() + shape.keys_values_per_old_token() * 500;
+        let budget = plan.cost(&shape, 1500).peak() + shape.keys_values_per_old_token() * 500;
         let config = ResidualConfig::planned(plan).with_budget(budget);
         let mut cache = Counting::new(&decoder, config);
         let mut full = FullKv::new(&shape);

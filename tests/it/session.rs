@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, ops::ControlFlow};
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, Resuming},
+    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, ResumeProgress},
     model::DecoderConfig,
 };
 
@@ -83,7 +83,7 @@ fn a_resume_gives_back_what_was_parked_or_leaves_it() {
             cache.park().expect("it rebuilds");
             let parked = seen(&cache, 3);
             for layer in 0..=3 {
-                let stop = |resuming: Resuming| match resuming.done == layer {
+                let stop = |resuming: ResumeProgress| match resuming.done == layer {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 };
@@ -109,7 +109,7 @@ fn a_resume_gives_back_what_was_parked_or_leaves_it() {
             // A batch of nothing but an empty row has nothing to come back.
             cache.clear();
             feed(&decoder, &mut cache, vec![tokens(1, 3), vec![]]);
-            cache.select_rows(&[1]).expect("there are two");
+            cache.select_sequences(&[1]).expect("there are two");
             cache.park().expect("it rebuilds");
             let done = cache.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
             assert!(done.expect("nothing to rebuild").is_continue());
@@ -133,18 +133,18 @@ fn the_last_call_of_a_batch_can_be_undone_row_by_row() {
         feed(&decoder, &mut cache, rows(1, [9, 3, 0]));
         let mut straight = cache.fork();
         feed(&decoder, &mut cache, rows(5, [1, 12, 4]));
-        let refused = cache.truncate_rows(&[9, 3]);
+        let refused = cache.truncate(&[9, 3]);
         assert!(
             matches!(
                 refused,
-                Err(CacheError::Rows {
+                Err(CacheError::Sequences {
                     expected: 3,
                     found: 2
                 })
             ),
             "{refused:?}"
         );
-        let refused = cache.truncate_rows(&[9, 3, 5]);
+        let refused = cache.truncate(&[9, 3, 5]);
         assert!(
             matches!(
                 refused,
@@ -152,7 +152,7 @@ fn the_last_call_of_a_batch_can_be_undone_row_by_row() {
             ),
             "{refused:?}"
         );
-        cache.truncate_rows(&[9, 3, 0]).expect("the last call");
+        cache.truncate(&[9, 3, 0]).expect("the last call");
         assert_eq!(seen(&cache, 3).0, [9, 3, 0, 0], "{name}");
         let next = rows(9, [2, 1, 3]);
         let expected = feed(&decoder, &mut straight, next.clone());
@@ -306,11 +306,11 @@ fn what_a_cache_keeps_is_what_its_policy_says() {
     for (name, mut cache) in backends(&decoder) {
         feed(&decoder, &mut cache, &tokens(1, 10)[..]);
         feed(&decoder, &mut cache, &tokens(3, 2)[..]);
-        let kept = cache.kept(LayerIndex::new(2));
+        let kept = cache.cached(LayerIndex::new(2));
         let from = if name == "Window" { 6 } else { 0 };
         assert_eq!(kept.row(0), [(from..12).collect::<Vec<_>>()], "{name}");
         assert_eq!(
-            cache.kept(LayerIndex::new(3)).rows(),
+            cache.cached(LayerIndex::new(3)).rows(),
             0,
             "there is no layer 3"
         );

@@ -247,19 +247,19 @@ fn a_state_is_not_handed_out_in_a_step_or_a_draft() {
         feed(&decoder, &mut cache, &tokens(1, 3)[..]);
         session::save(&path, &cache, &model).expect("a state");
         let good = fs::read(&path).expect("a file");
-        cache.checkpoint().expect("no draft is open");
+        cache.begin_draft().expect("no draft is open");
         let drafted = session::save(&path, &cache, &model);
         assert!(
             matches!(
                 drafted,
                 Err(SessionError::Cache {
-                    source: CacheError::CheckpointOpen,
+                    source: CacheError::DraftOpen,
                     ..
                 })
             ),
             "{name}: {drafted:?}"
         );
-        cache.restore().expect("a draft");
+        cache.end_draft(Draft::Discard).expect("a draft");
         let step = kv_direct::cache::Step::new(TokenIds::from(&[1][..]), &[3]).expect("a step");
         cache.begin(&step).expect("a good step");
         let open = session::save(&path, &cache, &model);

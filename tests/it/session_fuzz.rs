@@ -175,19 +175,19 @@ fn used(decoder: &Decoder, cache: &mut Box<dyn CacheBackend>) {
         drop(decoder.forward(Input::from(call(count, rows)), cache));
     };
     for layer in 0..4 {
-        drop(cache.kept(kv_direct::cache::LayerIndex::new(layer)));
+        drop(cache.cached(kv_direct::cache::LayerIndex::new(layer)));
     }
     drop((cache.memory(), cache.state()));
     let mut fork = cache.fork();
     forward(&mut fork, 2);
     drop((fork.park(), fork.state()));
-    drop(fork.select_rows(&[0]));
+    drop(fork.select_sequences(&[0]));
     forward(&mut fork, 2);
     drop(fork.truncate(fork.position(0).saturating_sub(3)));
     forward(cache, 1);
-    drop(cache.checkpoint());
+    drop(cache.begin_draft());
     forward(cache, 3);
-    drop(cache.accept());
+    drop(cache.end_draft(Draft::Accept));
     forward(cache, 1);
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use kv_direct::{
     cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, ResidualCheckpoint, Window},
-    exact::PIECE,
+    exact::KV_BLOCK,
     model::{Decoder, DecoderConfig},
 };
 use proptest::prelude::*;
@@ -37,7 +37,17 @@ fn everything(decoder: &Decoder) -> FullKv {
 
 #[test]
 fn what_leaves_a_window_is_never_missed() {
-    let windows = [1, 2, 12, 100, PIECE - 1, PIECE, PIECE + 1, 700, 5000];
+    let windows = [
+        1,
+        2,
+        12,
+        100,
+        KV_BLOCK - 1,
+        KV_BLOCK,
+        KV_BLOCK + 1,
+        700,
+        5000,
+    ];
     let decoders: Vec<Decoder> = windows.into_iter().map(windowed).collect();
     let probes: Vec<_> = decoders.iter().map(probe).collect();
     let call = prop_oneof![4 => 1usize..=3, 2 => 1usize..=90, 1 => 400usize..=700];
@@ -100,7 +110,7 @@ fn a_window_layer_holds_its_window_and_the_last_call_and_no_more() {
             assert_eq!(report.keys_values, ROW * rows, "{cache:?} after {call}");
             // A window of 19 and one token fit one piece, or stand at the edge of two; the full layer
             // may have grown.
-            let slots = |rows: usize| (rows + PIECE).next_multiple_of(PIECE);
+            let slots = |rows: usize| (rows + KV_BLOCK).next_multiple_of(KV_BLOCK);
             let most = 2 * slots(before.min(19) + call) + slots(total.min(*budget));
             let ids = 16 * total;
             assert!(
@@ -108,7 +118,7 @@ fn a_window_layer_holds_its_window_and_the_last_call_and_no_more() {
                 "{cache:?} after {call}"
             );
             for layer in [0, 2] {
-                let kept = cache.kept(LayerIndex::new(layer));
+                let kept = cache.cached(LayerIndex::new(layer));
                 let expected: Vec<usize> = (total.saturating_sub(19)..total).collect();
                 assert_eq!(kept.row(0), [expected], "a window counts the query's own");
             }
@@ -162,7 +172,7 @@ fn the_last_call_can_be_undone_and_an_older_one_is_refused_or_rebuilt() {
 /// last call that can be undone.
 #[test]
 fn the_rows_of_a_batch_slide_each_at_its_own_position() {
-    let decoder = windowed(PIECE);
+    let decoder = windowed(KV_BLOCK);
     let make = || -> (FullKv, ResidualCheckpoint) {
         let probe = probe(&decoder);
         (

@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use kv_direct::{
     cache::{
-        CacheBackend, Floor, FullKv, Kept, LayerIndex, ResidualCheckpoint, ResidualConfig,
-        TokenIds, Window,
+        CacheBackend, CachedPositions, Floor, FullKv, LayerIndex, ResidualCheckpoint,
+        ResidualConfig, TokenIds, Window,
     },
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig, Input},
@@ -80,13 +80,13 @@ where
 }
 
 /// Everything a caller can see of a cache.
-pub fn seen<C>(cache: &C, layers: usize) -> (Vec<usize>, Vec<Kept>, usize)
+pub fn seen<C>(cache: &C, layers: usize) -> (Vec<usize>, Vec<CachedPositions>, usize)
 where
     C: CacheBackend + ?Sized,
 {
     let positions = (0..4).map(|row| cache.position(row)).collect();
     let kept = (0..layers)
-        .map(|layer| cache.kept(LayerIndex::new(layer)))
+        .map(|layer| cache.cached(LayerIndex::new(layer)))
         .collect();
     (positions, kept, cache.memory().total())
 }

@@ -46,8 +46,8 @@ impl CacheBackend for Noted {
         self.note(CacheBackend::commit)
     }
 
-    fn truncate_rows(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        self.note(|cache| cache.truncate_rows(to))
+    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        self.note(|cache| cache.truncate(to))
     }
 
     fn checkpoint(&mut self) -> Result<(), CacheError> {
@@ -62,8 +62,8 @@ impl CacheBackend for Noted {
         self.note(CacheBackend::accept)
     }
 
-    fn select_rows(&mut self, rows: &[usize]) -> Result<(), CacheError> {
-        self.note(|cache| cache.select_rows(rows))
+    fn select_sequences(&mut self, rows: &[usize]) -> Result<(), CacheError> {
+        self.note(|cache| cache.select_sequences(rows))
     }
 
     fn park(&mut self) -> Result<(), CacheError> {
@@ -161,7 +161,7 @@ impl<'a> Twin<'a> {
     }
 
     pub fn truncate(&mut self, to: &[usize]) {
-        let cut = self.found.truncate_rows(to);
+        let cut = self.found.truncate(to);
         cut.expect("every length can be reached");
         for (text, &to) in self.text.iter_mut().zip(to) {
             text.truncate(to);
@@ -172,7 +172,7 @@ impl<'a> Twin<'a> {
         if self.longest() == 0 {
             self.draft = None;
         }
-        if self.full.truncate_rows(to).is_err() {
+        if self.full.truncate(to).is_err() {
             self.full.clear();
             let again = self.decoder.forward(self.text.clone(), &mut self.full);
             again.expect("FullKv takes every step");
@@ -182,7 +182,7 @@ impl<'a> Twin<'a> {
     pub fn checkpoint(&mut self) {
         self.draft = Some(self.lengths());
         for cache in [&mut self.found as &mut dyn CacheBackend, &mut self.full] {
-            cache.checkpoint().expect("no draft is open");
+            cache.begin_draft().expect("no draft is open");
         }
     }
 
@@ -193,9 +193,9 @@ impl<'a> Twin<'a> {
         };
         for cache in [&mut self.found as &mut dyn CacheBackend, &mut self.full] {
             let ended = if keep {
-                cache.accept()
+                cache.end_draft(Draft::Accept)
             } else {
-                cache.restore()
+                cache.end_draft(Draft::Discard)
             };
             ended.expect("a draft is open");
         }
@@ -210,7 +210,7 @@ impl<'a> Twin<'a> {
     pub fn select(&mut self, rows: &[usize]) -> Result<(), usize> {
         let layers = self.decoder.shape().layers();
         let before = seen(&self.found, layers);
-        match self.found.select_rows(rows) {
+        match self.found.select_sequences(rows) {
             Ok(()) => {}
             Err(CacheError::StepBytes { needed, .. }) => {
                 assert_eq!(
@@ -222,7 +222,9 @@ impl<'a> Twin<'a> {
             }
             Err(error) => panic!("{error}"),
         }
-        self.full.select_rows(rows).expect("rows that are there");
+        self.full
+            .select_sequences(rows)
+            .expect("rows that are there");
         self.text = rows.iter().map(|&row| self.text[row].clone()).collect();
         self.last = rows.iter().map(|&row| self.last[row]).collect();
         Ok(())

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Check, CheckKind, KernelShapes};
 use crate::{
-    exact::{Attend, PIECE, attention, linear, rms_norm},
+    exact::{AttentionParams, KV_BLOCK, attention, linear, rms_norm},
     positions::Positions,
 };
 
@@ -97,13 +97,13 @@ fn compare_queries(
         ..
     } = shapes;
     let shape = vec![heads, kv_heads, head_dim];
-    let tokens = PIECE + ROWS;
+    let tokens = KV_BLOCK + ROWS;
     let query: Tensor<4> = noise.tensor([1, heads, tokens, head_dim], device, dtype);
     let keys: Tensor<4> = noise.tensor([1, kv_heads, head_dim, tokens], device, dtype);
     let values: Tensor<4> = noise.tensor([1, kv_heads, tokens, head_dim], device, dtype);
-    let attend = Attend::new(1.0 / (head_dim as f64).sqrt());
+    let attend = AttentionParams::new(1.0 / (head_dim as f64).sqrt());
     let run = |from: usize, count: usize, held: usize, chunks: &[usize]| {
-        let slots = held.div_ceil(PIECE) * PIECE;
+        let slots = held.div_ceil(KV_BLOCK) * KV_BLOCK;
         let mut k = Tensor::<4>::zeros([1, kv_heads, head_dim, slots], (device, dtype));
         let mut v = Tensor::<4>::zeros([1, kv_heads, slots, head_dim], (device, dtype));
         let mut at = 0;
@@ -128,7 +128,7 @@ fn compare_queries(
             &k,
             &v,
             &queries,
-            &Positions::from_rows(&[positions]),
+            &Positions::shared(&[positions]),
             &attend,
         ))
     };
@@ -155,7 +155,7 @@ fn offsets(rows: usize, count: usize) -> Vec<usize> {
         1,
         last / 3,
         last / 2,
-        (PIECE - 1).min(last),
+        (KV_BLOCK - 1).min(last),
         last.saturating_sub(1),
         last,
     ];

@@ -1,0 +1,37 @@
+//! What tells one model from another.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// A hash (XXH3, 128 bits) of everything a model is: weights and configuration. It tells models apart
+/// that differ by accident, not by intent.
+///
+/// ```
+/// use kv_direct::fingerprint::Fingerprint;
+///
+/// let one = Fingerprint::of(["config".as_bytes(), &[1, 2, 3]]);
+/// assert_ne!(one, Fingerprint::of(["config".as_bytes(), &[1, 2], &[3]]));
+/// assert_eq!(one.to_string().len(), 32);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint(u128);
+
+impl Fingerprint {
+    /// The fingerprint of these parts, in this order.
+    pub fn of(parts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
+        let mut hash = Xxh3Default::new();
+        for part in parts {
+            let part = part.as_ref();
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Self(hash.digest128())
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}

@@ -1,0 +1,22 @@
+//! A linear layer.
+
+use burn::tensor::Tensor;
+
+use crate::exact::linear;
+
+/// A linear layer: its weight as `[in, out]`, contiguous, and a bias.
+pub(super) struct Linear {
+    pub(super) weight: Tensor<2>,
+    pub(super) bias: Option<Tensor<1>>,
+}
+
+impl Linear {
+    /// `[batch, tokens, in]` to `[batch, tokens, out]`.
+    pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = linear(x, &self.weight);
+        match &self.bias {
+            Some(bias) => y + bias.clone().unsqueeze::<3>(),
+            None => y,
+        }
+    }
+}

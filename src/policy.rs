@@ -1,0 +1,130 @@
+//! What is evicted. For authors of policies.
+//!
+//! A policy decides which entries of a full-attention layer stay between steps. [`Evicting`] makes a complete
+//! [`CacheBackend`](crate::cache::CacheBackend) of it: storage, drafts, batches, truncation, memory reports and
+//! states come with it.
+//!
+//! # Writing one
+//! Implement [`Policy`]. Only [`NAME`](Policy::NAME), [`options`](Policy::options) and [`evict`](Policy::evict) are
+//! required. This policy keeps the newest tokens and every tenth of the others:
+//!
+//! ```
+//! use kv_direct::policy::{Attention, Entries, Policy, Sequence};
+//!
+//! #[derive(Debug, Clone)]
+//! struct EveryTenth {
+//!     recent: usize,
+//! }
+//!
+//! impl Policy for EveryTenth {
+//!     const NAME: &'static str = "every_tenth";
+//!
+//!     fn options(&self) -> Vec<(&'static str, String)> {
+//!         vec![("recent", self.recent.to_string())]
+//!     }
+//!
+//!     fn evict(&self, entries: &mut Entries<'_>, _: &Attention<'_>, sequence: &Sequence) {
+//!         let first_recent = sequence.length.saturating_sub(self.recent);
+//!         entries.evict_where(|position| position < first_recent && position % 10 != 0);
+//!     }
+//! }
+//! ```
+//!
+//! A policy that ranks entries has two sources of scores. [`score_keys`](Policy::score_keys) scores an entry by its
+//! key, once, when it is stored: see `examples/knorm.rs`. Attention reports what [`wants`](Policy::wants) asks for,
+//! and [`evict`](Policy::evict) turns that into scores: see [`H2o`], [`Tova`] and [`SnapKv`], which are written on
+//! this trait alone.
+//!
+//! The recipe, down to the test suite, is [`docs/adding-a-backend.md`](crate::_documentation::adding_a_backend).
+
+mod attention;
+mod entries;
+mod evicting;
+mod full_kv;
+mod group;
+mod h2o;
+mod queries;
+mod reindex;
+mod saved;
+mod select;
+mod sequence;
+mod snap_kv;
+mod streaming_llm;
+mod token_budget;
+mod tova;
+mod window;
+
+use std::fmt;
+
+use burn::tensor::Tensor;
+
+pub use self::{
+    attention::Attention,
+    entries::Entries,
+    evicting::Evicting,
+    full_kv::FullKv,
+    group::Group,
+    h2o::{H2o, H2oConfig},
+    sequence::Sequence,
+    snap_kv::{Pooling, SnapKv, SnapKvConfig},
+    streaming_llm::{Indexing, StreamingLlm, StreamingLlmConfig},
+    token_budget::TokenBudget,
+    tova::{Tova, TovaConfig},
+    window::Window,
+};
+use crate::cache::Observation;
+
+/// Decides which entries of a full-attention layer are evicted.
+///
+/// A policy is immutable. What it remembers of a text is stored by [`Evicting`]: a score for every entry, and the
+/// queries of an unfinished prompt. So both follow the entries through drafts, truncation, batches and states.
+pub trait Policy: fmt::Debug + Clone + Send + 'static {
+    /// The name of the backend in a saved state.
+    const NAME: &'static str;
+
+    /// Whether the KV heads of a layer may hold different entries. [`evict`](Self::evict) is then called for each.
+    const PER_HEAD: bool = false;
+
+    /// Whether the policy ever evicts. If not, a state in which an entry is missing is refused.
+    const EVICTS: bool = true;
+
+    /// Everything the policy was built with, by name. A state is refused where one differs.
+    fn options(&self) -> Vec<(&'static str, String)>;
+
+    /// What attention must report of a sequence in the present step. Reports cost memory and a transfer to the host
+    /// in every full-attention layer.
+    fn wants(&self, sequence: &Sequence) -> Observation {
+        let _ = sequence;
+        Observation::Nothing
+    }
+
+    /// How many of the newest queries of an unfinished prompt are remembered until it ends. Their probabilities are
+    /// then handed to [`evict`](Self::evict) in front of those of the last step. While they are remembered, nothing
+    /// is evicted from their sequence.
+    fn remembers(&self) -> usize {
+        0
+    }
+
+    /// Scores for new entries from their keys, `[batch, kv_heads, tokens, head_dim]` to `[batch, kv_heads, tokens]`.
+    /// `None`, the default, leaves every score at 0. Where heads share their entries, their mean counts.
+    fn score_keys(&self, keys: &Tensor<4>) -> Option<Tensor<3>> {
+        let _ = keys;
+        None
+    }
+
+    /// Evicts entries of one sequence at one layer, and of one KV head if they differ. Called after attention: as soon
+    /// as this layer was observed, or when the step is committed if attention had nothing to report.
+    fn evict(&self, entries: &mut Entries<'_>, attention: &Attention<'_>, sequence: &Sequence);
+
+    /// The shortest length, apart from 0, that a truncation of the sequence may reach; `evicted` says whether entries
+    /// are missing. By default its present length if so, and 0 if not.
+    fn oldest(&self, sequence: &Sequence, evicted: bool) -> usize {
+        if evicted { sequence.length } else { 0 }
+    }
+
+    /// How many of the first entries are sinks whose keys follow the others: they are rotated forward by the number of
+    /// evicted entries, so that positions in the cache have no gap. 0, the default, rotates nothing.
+    fn rotated_sinks(&self) -> usize {
+        0
+    }
+}

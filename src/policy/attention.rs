@@ -1,0 +1,79 @@
+//! What attention reported of one sequence.
+
+use std::ops::Range;
+
+/// What attention reported of one sequence at one layer: for each query, or for all of a step together, the
+/// probability that each query head gave to each slot.
+///
+/// Empty where nothing was asked for. A report of [`ColumnSums`](crate::cache::Observation::ColumnSums) is a single
+/// query; in an accepted draft it is one for each token.
+#[derive(Debug, Clone)]
+pub struct Attention<'a> {
+    queries: Vec<Query<'a>>,
+    /// The query heads this is about.
+    heads: Range<usize>,
+}
+
+/// What one query gave: head `h` is `probabilities[h * stride ..][.. slots]`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Query<'a> {
+    pub(super) position: usize,
+    pub(super) probabilities: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) slots: usize,
+}
+
+impl Query<'_> {
+    fn head(&self, head: usize) -> &[f32] {
+        &self.probabilities[head * self.stride..][..self.slots]
+    }
+
+    /// The probabilities of all heads, one after the other, for the first `slots` slots.
+    pub(super) fn to_vec(self, heads: usize, slots: usize) -> Vec<f32> {
+        let slots = slots.min(self.slots);
+        let each = (0..heads).flat_map(|head| &self.head(head)[..slots]);
+        each.copied().collect()
+    }
+}
+
+impl<'a> Attention<'a> {
+    pub(super) const fn new(queries: Vec<Query<'a>>, heads: Range<usize>) -> Self {
+        Self { queries, heads }
+    }
+
+    /// The positions of the queries, oldest first.
+    pub fn queries(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator {
+        self.queries.iter().map(|query| query.position)
+    }
+
+    /// The query heads this is about: those that share a KV head where KV heads may hold different entries, else all.
+    #[must_use]
+    pub fn heads(&self) -> Range<usize> {
+        self.heads.clone()
+    }
+
+    /// The probabilities that one query of one head gave, slot by slot.
+    ///
+    /// # Panics
+    /// If there is no such query or head.
+    #[must_use]
+    pub fn probabilities(&self, query: usize, head: usize) -> &[f32] {
+        self.queries[query].head(head)
+    }
+
+    /// The probabilities that several queries of one head gave, summed slot by slot.
+    ///
+    /// # Panics
+    /// If there are no such queries, or no such head.
+    #[must_use]
+    pub fn sums(&self, queries: Range<usize>, head: usize) -> Vec<f32> {
+        let mut sums = Vec::new();
+        for query in &self.queries[queries] {
+            let probabilities = query.head(head);
+            sums.resize(sums.len().max(probabilities.len()), 0.0);
+            let both = sums.iter_mut().zip(probabilities);
+            both.for_each(|(sum, more)| *sum += more);
+        }
+        sums
+    }
+}

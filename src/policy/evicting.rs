@@ -1,0 +1,486 @@
+//! The backend that a policy makes: storage, steps, drafts and batches around its decisions.
+
+use super::{
+    Attention, Entries, Policy, Sequence, attention::Query, queries::Remembered, reindex::Sinks,
+};
+use crate::{
+    cache::{
+        CacheBackend, CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape,
+        Observation, Observed, Span, State, Step,
+    },
+    memory::MemoryReport,
+    storage::LayerStores,
+};
+
+/// A backend that stores keys and values, and evicts what its [`Policy`] says.
+///
+/// The policy decides about full-attention layers. It is asked after attention: layer by layer where attention had
+/// something to report, else when the step is committed; for the tokens of a draft when the draft is accepted. A
+/// sliding-window layer keeps its window and the entries of the last step.
+///
+/// # Cost
+/// The entries, in blocks of 512 slots that also hold those of the step, and 8 bytes for each slot. A score is 4
+/// bytes a slot, for each KV head where these differ. An observation is read back to the host in every
+/// full-attention layer.
+///
+/// ```
+/// use burn::tensor::DType;
+/// use kv_direct::cache::{CacheBackend, ModelShape};
+/// use kv_direct::exact::conformance::KernelShapes;
+/// use kv_direct::policy::{Attention, Entries, Evicting, Policy, Sequence};
+///
+/// /// Keeps the first tokens.
+/// #[derive(Debug, Clone)]
+/// struct First(usize);
+///
+/// impl Policy for First {
+///     const NAME: &'static str = "first";
+///
+///     fn options(&self) -> Vec<(&'static str, String)> {
+///         vec![("count", self.0.to_string())]
+///     }
+///
+///     fn evict(&self, entries: &mut Entries<'_>, _: &Attention<'_>, _: &Sequence) {
+///         entries.evict_where(|position| position >= self.0);
+///     }
+/// }
+///
+/// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
+/// let mut cache = Evicting::new(&shape, First(16));
+/// cache.begin_draft()?;
+/// # Ok::<(), kv_direct::cache::CacheError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Evicting<P> {
+    pub(super) stores: LayerStores,
+    pub(super) policy: P,
+    /// Of the open step, or after the last one. Within a draft, "before" is its start.
+    pub(super) sequences: Vec<Sequence>,
+    pub(super) remembered: Remembered,
+    pub(super) sinks: Sinks,
+    /// The prompts of all sequences when the open draft began.
+    pub(super) draft: Option<Vec<Option<usize>>>,
+}
+
+impl<P: Policy> Evicting<P> {
+    /// An empty cache for a model of this shape.
+    #[must_use]
+    pub fn new(shape: &ModelShape, policy: P) -> Self {
+        Self {
+            stores: LayerStores::with_heads(shape, P::PER_HEAD),
+            sequences: Vec::new(),
+            remembered: Remembered::new(shape.layers()),
+            sinks: Sinks::new(policy.rotated_sinks(), shape.layers()),
+            draft: None,
+            policy,
+        }
+    }
+
+    /// The full-attention layers.
+    fn full_layers(&self) -> impl Iterator<Item = usize> + use<P> {
+        let slides: Vec<bool> = self.stores.layers.iter().map(|l| l.slides()).collect();
+        (0..slides.len()).filter(move |&layer| !slides[layer])
+    }
+
+    /// What the policy wants to see of the present step, by the sequence that needs most.
+    fn wanted(&self) -> Observation {
+        let wanted = |sequence: &Sequence| self.policy.wants(sequence);
+        let all = self.sequences.iter().map(wanted);
+        all.fold(Observation::Nothing, |one, other| match (one, other) {
+            (Observation::Nothing, other) => other,
+            (Observation::LastQueries(one), Observation::LastQueries(other)) => {
+                Observation::LastQueries(one.max(other))
+            }
+            (Observation::LastQueries(_), Observation::ColumnSums) => other,
+            (one, _) => one,
+        })
+    }
+
+    /// What attention must report: within a draft, every query of which the policy may want something later.
+    fn wanted_now(&self) -> Observation {
+        let Some(prompts) = &self.draft else {
+            return self.wanted();
+        };
+        let unfinished = |(index, sequence): (usize, &Sequence)| {
+            let prompt = prompts.get(index).copied().flatten();
+            let sequence = Sequence {
+                prompt,
+                ..*sequence
+            };
+            prompt.is_none() && self.policy.wants(&sequence) != Observation::Nothing
+        };
+        let mut sequences = self.sequences.iter().enumerate();
+        if self.wanted() == Observation::Nothing && !sequences.any(unfinished) {
+            return Observation::Nothing;
+        }
+        Observation::LastQueries(usize::MAX)
+    }
+
+    /// Lets the policy evict from one layer. `new` has the queries of the step by sequence; `beside` bytes are held
+    /// meanwhile.
+    fn evict(&mut self, layer: usize, new: &[Vec<Query<'_>>], beside: usize) {
+        let (policy, remembered) = (&self.policy, &self.remembered);
+        let kernels = &self.stores.shape().kernels;
+        let (heads, group) = (kernels.heads, kernels.heads / kernels.kv_heads);
+        let sequences = &self.sequences;
+        self.stores.evict(layer, beside, |store| {
+            for (index, kv_head, slots) in store.lists_mut() {
+                let sequence = &sequences[index];
+                if sequence.prompt.is_none() && policy.remembers() > 0 {
+                    continue;
+                }
+                let mut queries = remembered.of(layer, index);
+                queries.extend(new.get(index).into_iter().flatten());
+                let heads = match P::PER_HEAD {
+                    true => kv_head * group..(kv_head + 1) * group,
+                    false => 0..heads,
+                };
+                let attention = Attention::new(queries, heads);
+                policy.evict(&mut Entries::new(slots), &attention, sequence);
+            }
+        });
+    }
+
+    /// Remembers the newest queries of unfinished prompts.
+    fn remember(&mut self, layer: usize, new: &[Vec<Query<'_>>]) {
+        let heads = self.stores.shape().kernels.heads;
+        for (index, queries) in new.iter().enumerate() {
+            let Sequence { prompt, length, .. } = self.sequences[index];
+            let count = match prompt {
+                None => self.policy.remembers(),
+                Some(_) => 0,
+            };
+            let newest = &queries[queries.len().saturating_sub(count)..];
+            self.remembered.add(layer, index, newest, heads, length);
+            self.remembered.keep_newest(layer, index, count);
+        }
+    }
+
+    /// Lets the policy evict from the layers that were not observed, and forgets queries of prompts that are over.
+    fn evict_unobserved(&mut self) {
+        if P::EVICTS && self.wanted() == Observation::Nothing {
+            for layer in self.full_layers() {
+                self.evict(layer, &[], 0);
+            }
+        }
+        let sequences = &self.sequences;
+        let over = |index: usize| sequences.get(index).is_none_or(|s| s.prompt.is_some());
+        self.remembered.forget(over);
+    }
+
+    /// Scores the new entries of a layer by their keys.
+    fn score_keys(&mut self, layer: usize, span: &Span<'_>) -> Result<(), CacheError> {
+        let Some(scores) = self.policy.score_keys(&span.projection.keys) else {
+            return Ok(());
+        };
+        let [batch, kv_heads, tokens, _] = span.projection.keys.dims();
+        if scores.dims() != [batch, kv_heads, tokens] {
+            return Err(CacheError::Shape {
+                what: "scores of keys",
+                expected: vec![batch, kv_heads, tokens],
+                found: scores.dims().to_vec(),
+            });
+        }
+        let scores = match P::PER_HEAD {
+            true => scores,
+            false => scores.mean_dim(1),
+        };
+        let scores: Vec<f32> = scores
+            .try_into_vec_as()
+            .map_err(|error| CacheError::Backend(Box::new(error)))?;
+        let lists = self.stores.layers[layer].lists_mut();
+        for ((sequence, head, slots), scores) in lists.zip(scores.chunks_exact(tokens.max(1))) {
+            slots.set_scores(span.positions.slots(sequence, head), scores);
+        }
+        Ok(())
+    }
+
+    /// What is left to do once an entry of the step is stored.
+    fn prepare(&mut self, layer: usize, span: &Span<'_>) -> Result<(), CacheError> {
+        self.score_keys(layer, span)?;
+        let lengths: Vec<usize> = self.sequences.iter().map(|s| s.length).collect();
+        let store = &mut self.stores.layers[layer];
+        self.sinks.rotate(layer, store, &lengths, span.replay)
+    }
+
+    fn prompts(&self) -> Vec<Option<usize>> {
+        self.sequences.iter().map(|s| s.prompt).collect()
+    }
+
+    /// The sequences between steps, with these prompts.
+    pub(super) fn at_rest(&self, prompts: &[Option<usize>]) -> Vec<Sequence> {
+        let lengths = self.stores.tracker().lengths().iter().enumerate();
+        let at =
+            |(i, &length): (usize, &usize)| Sequence::at(length, prompts.get(i).copied().flatten());
+        lengths.map(at).collect()
+    }
+
+    /// Which prompts end, if those of a draft count together.
+    fn ended_since(prompts: &[Option<usize>], index: usize, now: Option<usize>) -> bool {
+        now.is_some() && prompts.get(index).copied().flatten().is_none()
+    }
+}
+
+impl<P: Policy> CacheBackend for Evicting<P> {
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.stores.begin(step)?;
+        let tracker = self.stores.tracker();
+        let lengths = tracker
+            .outside_draft()
+            .into_iter()
+            .zip(tracker.lengths_after());
+        let known = self.prompts();
+        let sequences = lengths.enumerate().map(|(index, (before, length))| {
+            let known = known.get(index).copied().flatten();
+            let ends = known.is_none() && !step.more_follows() && length > 0;
+            let prompt = if ends { Some(length) } else { known };
+            let ends_prompt = match &self.draft {
+                None => ends,
+                Some(prompts) => Self::ended_since(prompts, index, prompt),
+            };
+            Sequence {
+                before,
+                length,
+                prompt,
+                ends_prompt,
+            }
+        });
+        self.sequences = sequences.collect();
+        Ok(())
+    }
+
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        let wanted = self.wants(layer);
+        self.stores.store(layer, &span, wanted)?;
+        if !self.stores.shape().slides(layer.index()) {
+            self.prepare(layer.index(), &span)
+                .inspect_err(|_| self.stores.tracker.fail())?;
+        }
+        self.stores.read(layer)
+    }
+
+    fn wants(&self, layer: LayerIndex) -> Observation {
+        match self.stores.shape().slides(layer.index()) {
+            true => Observation::Nothing,
+            false => self.wanted_now(),
+        }
+    }
+
+    fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
+        let slots = self.stores.layers.get(layer.index());
+        let slots = slots.map_or(0, |store| store.capacity());
+        self.stores.tracker.observe(layer, &observed, slots)?;
+        let (queries, values) = match observed {
+            Observed::ColumnSums(sums) => (None, sums.try_into_vec_as()),
+            Observed::LastQueries(rows) => (Some(rows.dims()[2]), rows.try_into_vec_as()),
+        };
+        let values: Vec<f32> = values
+            .inspect_err(|_| self.stores.tracker.fail())
+            .map_err(|error| CacheError::Backend(Box::new(error)))?;
+        let new = by_sequence(
+            &values,
+            self.stores.shape().kernels.heads,
+            queries,
+            slots,
+            &self.stores.tracker().new_tokens(),
+            &self.sequences,
+        );
+        let layer = layer.index();
+        if self.draft.is_some() {
+            let heads = self.stores.shape().kernels.heads;
+            for (sequence, queries) in new.iter().enumerate() {
+                self.remembered.add(layer, sequence, queries, heads, slots);
+            }
+            let beside = self.remembered.bytes() + 2 * size_of_val(&values[..]);
+            self.stores.hold(beside);
+        } else {
+            // The report on the device and on the host, and what a policy copies of it.
+            let policy = self.remembered.bytes() + self.sinks.bytes();
+            self.evict(layer, &new, policy + 3 * size_of_val(&values[..]));
+            self.remember(layer, &new);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), CacheError> {
+        self.stores.commit()?;
+        if self.draft.is_none() {
+            self.evict_unobserved();
+        }
+        Ok(())
+    }
+
+    fn lengths(&self) -> &[usize] {
+        self.stores.tracker().lengths()
+    }
+
+    fn cached(&self, layer: LayerIndex) -> CachedPositions {
+        self.stores.cached(layer)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let mut report = self.stores.memory();
+        report.scores += self.remembered.bytes();
+        report.reserved += self.sinks.bytes();
+        report
+    }
+
+    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        let full = self.stores.layers.iter().find(|store| !store.slides());
+        let oldest = |index: usize, length: usize| {
+            let evicted = full.is_some_and(|store| store.used(index) < length);
+            let prompt = self.sequences.get(index).and_then(|s| s.prompt);
+            self.policy.oldest(&Sequence::at(length, prompt), evicted)
+        };
+        self.stores.can_truncate(to, oldest)?;
+        if to.iter().all(|&to| to == 0) {
+            self.clear();
+            return Ok(());
+        }
+        let lengths = self.lengths().to_vec();
+        let mut sequences = self.at_rest(&self.prompts());
+        for (index, sequence) in sequences.iter_mut().enumerate() {
+            *sequence = sequence.shortened(to[index]);
+        }
+        match &self.draft {
+            None => self.remembered.forget(|i| to.get(i) < lengths.get(i)),
+            Some(prompts) => {
+                // A sequence that has lost the whole draft has the prompt it had before.
+                let start = self.stores.tracker().outside_draft();
+                for (index, sequence) in sequences.iter_mut().enumerate() {
+                    if to[index] == start[index] && to[index] < lengths[index] {
+                        sequence.prompt = prompts.get(index).copied().flatten();
+                    }
+                }
+                self.remembered.truncate(to);
+            }
+        }
+        self.sequences = sequences;
+        self.sinks.truncate(to);
+        self.stores.shorten(to);
+        Ok(())
+    }
+
+    fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.stores.tracker.begin_draft()?;
+        self.draft = Some(self.prompts());
+        Ok(())
+    }
+
+    fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        let start = self.stores.tracker().draft_start()?;
+        let before = self.stores.tracker().outside_draft();
+        let prompts = self.draft.take().unwrap_or_default();
+        self.stores.tracker.end_draft();
+        match (draft, start) {
+            (Draft::Discard, None) => self.clear(),
+            (Draft::Discard, Some(start)) => {
+                self.remembered.truncate(&start);
+                self.stores.shorten(&start);
+                self.sequences = self.at_rest(&prompts);
+            }
+            (Draft::Accept, _) => {
+                self.accept(&before, &prompts);
+                self.stores.settle();
+            }
+        }
+        Ok(())
+    }
+
+    fn select_sequences(&mut self, sequences: &[usize]) -> Result<(), CacheError> {
+        self.stores.tracker().can_select(sequences)?;
+        if sequences.is_empty() {
+            self.clear();
+        } else if !sequences.iter().copied().eq(0..self.lengths().len()) {
+            let prompts = self.prompts();
+            let prompt = |&index: &usize| prompts.get(index).copied().flatten();
+            let prompts: Vec<_> = sequences.iter().map(prompt).collect();
+            self.remembered.select(sequences);
+            self.sinks.select(sequences);
+            self.stores.select(sequences);
+            self.sequences = self.at_rest(&prompts);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State, CacheError> {
+        self.stores.tracker().check_no_draft()?;
+        Ok(self.written())
+    }
+
+    fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        *self = self.restored(state)?;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.stores.clear();
+        self.sequences.clear();
+        self.remembered = Remembered::new(self.stores.layers.len());
+        self.sinks.clear();
+        self.draft = None;
+    }
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}
+
+impl<P: Policy> Evicting<P> {
+    /// Evicts as if what is left of a draft had come in one step after `before` tokens.
+    fn accept(&mut self, before: &[usize], prompts: &[Option<usize>]) {
+        if before == self.lengths() {
+            self.sequences = self.at_rest(prompts);
+            return;
+        }
+        let mut sequences = self.at_rest(&self.prompts());
+        for (index, sequence) in sequences.iter_mut().enumerate() {
+            sequence.before = before[index];
+            sequence.ends_prompt = Self::ended_since(prompts, index, sequence.prompt);
+        }
+        self.sequences = sequences;
+        let observed = self.wanted() != Observation::Nothing;
+        for layer in self.full_layers() {
+            if observed && self.remembered.any(layer) {
+                self.evict(layer, &[], 2 * self.remembered.bytes());
+            }
+            for (index, sequence) in self.sequences.iter().enumerate() {
+                let unfinished = sequence.prompt.is_none();
+                let count = if unfinished {
+                    self.policy.remembers()
+                } else {
+                    0
+                };
+                self.remembered.keep_newest(layer, index, count);
+            }
+        }
+        self.evict_unobserved();
+    }
+}
+
+/// The queries of a report, by sequence: of `queries` queries the newest, as many as the sequence brought; or the one
+/// that stands for all of a step.
+fn by_sequence<'a>(
+    values: &'a [f32],
+    heads: usize,
+    queries: Option<usize>,
+    slots: usize,
+    new_tokens: &[usize],
+    sequences: &[Sequence],
+) -> Vec<Vec<Query<'a>>> {
+    let rows = queries.unwrap_or(1);
+    let of_sequence = |(index, sequence): (usize, &Sequence)| {
+        let count = match queries {
+            Some(queries) => new_tokens[index].min(queries),
+            None => 1,
+        };
+        let query = |back: usize| Query {
+            position: sequence.length.saturating_sub(back),
+            probabilities: &values[(index * heads * rows + rows - back) * slots..],
+            stride: rows * slots,
+            slots,
+        };
+        (1..=count).rev().map(query).collect()
+    };
+    sequences.iter().enumerate().map(of_sequence).collect()
+}

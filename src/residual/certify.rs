@@ -1,0 +1,51 @@
+//! Certified eviction: a block of entries is dropped only after it was rebuilt, by the calls that every later replay
+//! makes, with the same bits.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+use crate::cache::{KeysValues, Projection};
+
+/// How many blocks were compared.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Blocks {
+    certified: usize,
+    kept: usize,
+}
+
+impl Blocks {
+    /// Blocks that had the same bits, and blocks that did not.
+    pub(super) const fn counted(self) -> (usize, usize) {
+        (self.certified, self.kept)
+    }
+
+    /// Counts a comparison, and returns whether the entries may be dropped.
+    pub(super) const fn note(&mut self, same: bool) -> bool {
+        if same {
+            self.certified += 1;
+        } else {
+            self.kept += 1;
+        }
+        same
+    }
+}
+
+/// Whether the entries at `positions` of a chunk that starts at `start` have the bits of their slots.
+pub(super) fn same(
+    stored: &KeysValues,
+    rebuilt: &Projection,
+    start: usize,
+    positions: Range<usize>,
+) -> bool {
+    let tokens = positions.start - start..positions.end - start;
+    let keys = stored.keys().clone().slice_dim(3, positions.clone());
+    let values = stored.values().clone().slice_dim(2, positions);
+    let of = |tensor: &Tensor<4>| tensor.clone().slice_dim(2, tokens.clone());
+    bits(keys.swap_dims(2, 3)) == bits(of(&rebuilt.keys))
+        && bits(values) == bits(of(&rebuilt.values))
+}
+
+fn bits(tensor: Tensor<4>) -> Vec<u8> {
+    tensor.into_data().as_bytes().to_vec()
+}

@@ -1,0 +1,198 @@
+//! How many bytes a step holds at most: the arithmetic that a byte budget is kept by, and that plans are priced by.
+
+use super::{Plan, Retain};
+use crate::{cache::ModelShape, exact::KV_BLOCK};
+
+/// How large a step is. Of a batch, the longest sequence counts for all.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepSize {
+    pub(crate) sequences: usize,
+    /// Tokens before the step.
+    pub(crate) before: usize,
+    /// Tokens after it.
+    pub(crate) after: usize,
+    /// Tokens that sliding-window layers hold beyond their window: those of the step, and of the open draft.
+    pub(crate) recent: usize,
+    /// Top layers, of those that the plan rebuilds, that hold every entry all the same before the step.
+    pub(crate) complete_before: usize,
+    /// The same after it.
+    pub(crate) complete_after: usize,
+    /// Whether entries have to be rebuilt: old ones, and after parking all of them.
+    pub(crate) missing: bool,
+    /// Whether sliding windows have to be rebuilt too: after parking, and after a deep truncation.
+    pub(crate) windows_missing: bool,
+    /// Whether entries are rebuilt and compared before they are dropped.
+    pub(crate) certified: bool,
+    /// Entries, of all layers, that stay because they differed.
+    pub(crate) differing: usize,
+}
+
+impl StepSize {
+    /// A step of one token after `context` tokens in each of `sequences` sequences.
+    pub(crate) fn decode(plan: &Plan, sequences: usize, context: usize) -> Self {
+        Self {
+            sequences,
+            before: context,
+            after: context + 1,
+            recent: 1,
+            complete_before: 0,
+            complete_after: 0,
+            missing: context > plan.hot(),
+            windows_missing: true,
+            certified: false,
+            differing: 0,
+        }
+    }
+}
+
+/// The most bytes that a step holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Between this step and the next.
+    pub(crate) between: usize,
+    /// On top of that, within it.
+    pub(crate) scratch: usize,
+}
+
+impl Need {
+    /// Both.
+    pub(crate) const fn peak(self) -> usize {
+        self.between + self.scratch
+    }
+
+    pub(crate) fn of(shape: &ModelShape, plan: &Plan, size: StepSize) -> Self {
+        let bytes = Bytes::new(shape, size.sequences);
+        let after = size.after;
+        let layers = (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, size, layer)));
+        let retained = (0..shape.layers()).filter(|&l| plan.retain(l) == Retain::Residual);
+        let ids = usize::from(plan.keeps_ids()) * size_of::<u32>() * whole(after);
+        let ids = size.sequences * ids;
+        let between = layers.clone().sum::<usize>()
+            + retained.count() * bytes.residuals(after.next_multiple_of(plan.chunk()))
+            + ids
+            + bytes.slots(size.differing);
+
+        // A layer's buffers beside the larger or smaller ones that replace them.
+        let moving = layers.max().unwrap_or(0) + bytes.slots(size.differing);
+        let assembles = rebuilt(shape, plan).count() > size.complete_after;
+        let all = if assembles {
+            bytes.slots(whole(after))
+        } else {
+            0
+        };
+        let replayed = size.missing || assembles && after > plan.hot();
+        let scratch = if replayed {
+            // A resume works on ids of its own.
+            all + ids + replay(shape, plan, size, &bytes, moving)
+        } else {
+            // Buffers that are not whole blocks are read from a padded copy.
+            moving + all
+        };
+        Self { between, scratch }
+    }
+}
+
+/// The layers whose entries a plan drops, lowest first.
+pub(crate) fn rebuilt<'a>(
+    shape: &'a ModelShape,
+    plan: &'a Plan,
+) -> impl DoubleEndedIterator<Item = usize> + 'a {
+    (0..shape.layers()).filter(|&layer| plan.rebuilds(layer))
+}
+
+/// Bytes of a replay beside the entries that attention reads: the carried residual, and the most that a layer takes,
+/// where stores move `moving` bytes.
+fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving: usize) -> usize {
+    let StepSize {
+        sequences,
+        before,
+        after,
+        ..
+    } = size;
+    let chunk = plan.chunk();
+    let projection = shape.projection_scratch(sequences, chunk);
+    let block = |leaves: bool, slots: usize| match leaves {
+        true => shape.block_scratch(sequences, chunk, slots).max(projection),
+        false => projection,
+    };
+    let (mut carried, mut most) = (0, moving);
+    let complete = size.complete_before.min(size.complete_after);
+    let complete: Vec<usize> = rebuilt(shape, plan).rev().take(complete).collect();
+    let missing = |layer: usize| match shape.slides(layer) {
+        true => size.windows_missing,
+        false => plan.rebuilds(layer) && !complete.contains(&layer),
+    };
+    for (layer, flow) in plan.flow(missing).into_iter().enumerate() {
+        if !flow.enters {
+            continue;
+        }
+        if plan.retain(layer) != Retain::Residual || flow.leaves {
+            let carrying = if size.certified { after } else { before };
+            carried = bytes.residuals(carrying.next_multiple_of(chunk));
+        }
+        let here = match shape.windows[layer] {
+            // Two buffers while one replaces the other.
+            Some(window) => {
+                let slots = whole(after.min(beyond(window.get(), chunk)));
+                2 * bytes.slots(slots) + block(flow.leaves, slots)
+            }
+            None => {
+                let hot = bytes.slots(whole(after).min(plan.limit(true)));
+                hot + block(flow.leaves, whole(after))
+            }
+        };
+        most = most.max(here);
+    }
+    carried + most
+}
+
+/// Slots that a layer's store holds after a step.
+fn slots(shape: &ModelShape, plan: &Plan, size: StepSize, layer: usize) -> usize {
+    let StepSize { after, recent, .. } = size;
+    if let Some(window) = shape.windows[layer] {
+        return whole(after.min(beyond(window.get(), recent)));
+    }
+    let mut complete = rebuilt(shape, plan).rev().take(size.complete_after);
+    if !plan.rebuilds(layer) || complete.any(|complete| complete == layer) {
+        return whole(after);
+    }
+    whole(after).min(plan.limit(size.certified))
+}
+
+/// Slots that a sliding window takes, with the block that it starts in and `more` entries. Windows may be as large as
+/// integers are.
+const fn beyond(window: usize, more: usize) -> usize {
+    window.saturating_add(KV_BLOCK).saturating_add(more)
+}
+
+/// This many slots as whole blocks.
+const fn whole(slots: usize) -> usize {
+    slots.next_multiple_of(KV_BLOCK)
+}
+
+/// Bytes of what a batch holds.
+struct Bytes {
+    sequences: usize,
+    slot: usize,
+    residual: usize,
+}
+
+impl Bytes {
+    fn new(shape: &ModelShape, sequences: usize) -> Self {
+        let element = shape.dtype.size();
+        Self {
+            sequences,
+            // An entry, and the position it has.
+            slot: 2 * shape.kv_width() * element + size_of::<usize>(),
+            residual: shape.hidden * element,
+        }
+    }
+
+    const fn slots(&self, slots: usize) -> usize {
+        self.sequences * slots * self.slot
+    }
+
+    const fn residuals(&self, tokens: usize) -> usize {
+        self.sequences * tokens * self.residual
+    }
+}

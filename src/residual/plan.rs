@@ -1,0 +1,371 @@
+//! What a [`ResidualCheckpoint`](super::ResidualCheckpoint) retains of old tokens, layer by layer.
+
+use std::fmt;
+
+use crate::cache::{CacheError, ModelShape};
+
+/// What is retained of old tokens at one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retain {
+    /// Their keys and values: nothing is rebuilt here. Not in a sliding-window layer, which keeps its window.
+    KeysValues,
+    /// The residual entering the layer, one vector a token. A norm and two projections give keys and values, and a
+    /// replay of the layers above can start here.
+    Residual,
+    /// Nothing. A replay brings their residual from below: from the nearest layer that retains it, or from the token ids.
+    Nothing,
+}
+
+/// What every layer retains of old tokens; how many tokens are hot, with stored entries in every layer; and how many
+/// tokens a replay processes in one call.
+///
+/// Every combination can be replayed. A replay runs through whole blocks, from the token ids or from a retained residual
+/// up to the last layer that retains nothing; there it only projects. Token ids, 4 bytes a token, are kept wherever a
+/// replay starts from them.
+///
+/// ```
+/// use burn::tensor::DType;
+/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes, residual::Plan};
+///
+/// // SmolLM2-135M in f32, keys and values of the top half retained: half of them, and 4 bytes for the rest.
+/// let shape = ModelShape::new(30, 576, DType::F32, KernelShapes::new(9, 3, 64));
+/// let plan = Plan::keep_top(&shape, 15)?;
+/// assert_eq!(plan.bytes_per_old_token(&shape), 4 + 46_080 / 2);
+/// assert_eq!(plan.to_string(), "layers 0-14: nothing, 15-29: keys and values; token ids");
+/// # Ok::<(), kv_direct::cache::CacheError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    layers: Vec<Retain>,
+    /// Whether each layer has a sliding window.
+    slides: Vec<bool>,
+    hot: usize,
+    chunk: usize,
+}
+
+/// Tokens of a replay's call by default. From about 100 on, products of many rows run at full speed, and attention holds
+/// the scores of 128 queries at most.
+const CHUNK: usize = 128;
+
+/// The most tokens of a call that reads the same tiles of slots however many of its tokens are there.
+const CANONICAL: usize = 64;
+
+/// Whether a replay carries old tokens into a layer, and on to the next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Flow {
+    pub(crate) enters: bool,
+    pub(crate) leaves: bool,
+}
+
+impl Plan {
+    /// The most tokens of a replay's call.
+    pub(crate) const LARGEST_CHUNK: usize = 4096;
+
+    /// What each layer retains.
+    ///
+    /// # Errors
+    /// [`PlanLayers`](CacheError::PlanLayers) for another number of layers,
+    /// [`PlanWindow`](CacheError::PlanWindow) for keys and values in a sliding-window layer.
+    pub fn new(shape: &ModelShape, layers: Vec<Retain>) -> Result<Self, CacheError> {
+        let (expected, found) = (shape.layers(), layers.len());
+        if expected != found {
+            return Err(CacheError::PlanLayers { expected, found });
+        }
+        let plan = Self::by_layer(shape, |layer| layers[layer]);
+        let slides = |layer: &usize| plan.slides[*layer];
+        let mut windows = (0..expected).filter(slides);
+        match windows.find(|&layer| plan.layers[layer] == Retain::KeysValues) {
+            Some(layer) => Err(CacheError::PlanWindow { layer }),
+            None => Ok(plan),
+        }
+    }
+
+    /// Token ids alone.
+    #[must_use]
+    pub fn tokens(shape: &ModelShape) -> Self {
+        Self::by_layer(shape, |_| Retain::Nothing)
+    }
+
+    /// The residual entering every full-attention layer. That is smaller than keys and values where
+    /// `hidden < 2 · kv_heads · head_dim`, and nowhere else. If a sliding-window layer comes first, ids are kept too:
+    /// nothing else leads to its entries.
+    #[must_use]
+    pub fn residuals(shape: &ModelShape) -> Self {
+        Self::by_layer(shape, |layer| match shape.slides(layer) {
+            true => Retain::Nothing,
+            false => Retain::Residual,
+        })
+    }
+
+    /// Keys and values of the top `count` layers, as far as these are full-attention layers. The rest is replayed from
+    /// token ids.
+    ///
+    /// # Errors
+    /// [`PlanLayers`](CacheError::PlanLayers) if there are fewer layers.
+    pub fn keep_top(shape: &ModelShape, count: usize) -> Result<Self, CacheError> {
+        let (expected, found) = (shape.layers(), count);
+        let Some(first) = expected.checked_sub(count) else {
+            return Err(CacheError::PlanLayers { expected, found });
+        };
+        Ok(Self::by_layer(shape, |layer| {
+            match layer < first || shape.slides(layer) {
+                true => Retain::Nothing,
+                false => Retain::KeysValues,
+            }
+        }))
+    }
+
+    /// The residual entering one layer, from which it and all above are replayed; keys and values below.
+    ///
+    /// # Errors
+    /// [`PlanLayers`](CacheError::PlanLayers) if there is no such layer.
+    pub fn residual_at(shape: &ModelShape, at: usize) -> Result<Self, CacheError> {
+        if at >= shape.layers() {
+            let (expected, found) = (shape.layers(), at.saturating_add(1));
+            return Err(CacheError::PlanLayers { expected, found });
+        }
+        Ok(Self::by_layer(shape, |layer| match layer {
+            _ if layer == at => Retain::Residual,
+            _ if layer > at || shape.slides(layer) => Retain::Nothing,
+            _ => Retain::KeysValues,
+        }))
+    }
+
+    fn by_layer(shape: &ModelShape, retain: impl Fn(usize) -> Retain) -> Self {
+        let layers = 0..shape.layers();
+        Self {
+            layers: layers.clone().map(retain).collect(),
+            slides: layers.map(|layer| shape.slides(layer)).collect(),
+            hot: 0,
+            chunk: CHUNK,
+        }
+    }
+
+    /// With `tokens` hot tokens: the newest, whose entries are stored in every layer. 0 by default, which rebuilds
+    /// everything in every step. `usize::MAX` stores all until the cache is
+    /// [parked](crate::cache::CacheBackend::park).
+    #[must_use]
+    pub const fn with_hot(mut self, tokens: usize) -> Self {
+        self.hot = tokens;
+        self
+    }
+
+    /// With replays in calls of `tokens` tokens, from 1 to 4,096; 128 by default. Smaller calls need less memory for their
+    /// scores and take longer. No bit depends on it.
+    #[must_use]
+    pub const fn with_chunk(mut self, tokens: usize) -> Self {
+        self.chunk = match tokens {
+            0 => 1,
+            tokens if tokens > Self::LARGEST_CHUNK => Self::LARGEST_CHUNK,
+            tokens => tokens,
+        };
+        self
+    }
+
+    /// Hot tokens.
+    #[must_use]
+    pub const fn hot(&self) -> usize {
+        self.hot
+    }
+
+    /// Tokens of a replay's call.
+    #[must_use]
+    pub const fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// What a layer retains.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    #[must_use]
+    pub fn retain(&self, layer: usize) -> Retain {
+        self.layers[layer]
+    }
+
+    /// Bytes of one token that is no longer hot and has left all sliding windows.
+    #[must_use]
+    pub fn bytes_per_old_token(&self, shape: &ModelShape) -> usize {
+        let element = shape.dtype.size();
+        let layers = self.layers.iter().map(|retain| match retain {
+            Retain::KeysValues => 2 * shape.kv_width() * element,
+            Retain::Residual => shape.hidden * element,
+            Retain::Nothing => 0,
+        });
+        layers.sum::<usize>() + usize::from(self.keeps_ids()) * size_of::<u32>()
+    }
+
+    /// Whether a replay starts from the token ids, if only to rebuild a sliding window.
+    #[must_use]
+    pub fn keeps_ids(&self) -> bool {
+        let flow = self.flow(|layer| self.rebuilds(layer) || self.slides[layer]);
+        let first = flow.first().copied().unwrap_or_default();
+        first.enters && self.layers.first() != Some(&Retain::Residual)
+    }
+
+    /// The plan, if it is one for this model.
+    pub(super) fn checked(self, shape: &ModelShape) -> Result<Self, CacheError> {
+        let Self { hot, chunk, .. } = self;
+        let plan = Self::new(shape, self.layers)?;
+        Ok(plan.with_hot(hot).with_chunk(chunk))
+    }
+
+    /// Checks that it is a plan for as many layers.
+    pub(crate) const fn check_layers(&self, shape: &ModelShape) -> Result<(), CacheError> {
+        let (expected, found) = (shape.layers(), self.layers.len());
+        if expected != found {
+            return Err(CacheError::PlanLayers { expected, found });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has_residuals(&self) -> bool {
+        self.layers.contains(&Retain::Residual)
+    }
+
+    /// Whether a full-attention layer stores no more than the hot entries.
+    pub(crate) fn rebuilds(&self, layer: usize) -> bool {
+        !self.slides[layer] && self.layers[layer] != Retain::KeysValues
+    }
+
+    /// With chunks that read whole tiles of slots however many of their tokens are there, so that their calls always have
+    /// the same shapes.
+    pub(super) const fn canonical(mut self) -> Self {
+        let mut chunk = CANONICAL;
+        while chunk > self.chunk {
+            chunk /= 2;
+        }
+        self.chunk = chunk;
+        self
+    }
+
+    /// The most entries that a rebuilt layer stores, unless some differed when they were rebuilt. Certified entries are
+    /// dropped in whole chunks.
+    pub(super) const fn limit(&self, certified: bool) -> usize {
+        let more = if certified { self.chunk } else { 0 };
+        self.hot.saturating_add(more)
+    }
+
+    /// Which layers a replay runs through if entries are `missing` at these.
+    pub(crate) fn flow(&self, missing: impl Fn(usize) -> bool) -> Vec<Flow> {
+        let mut flow = vec![Flow::default(); self.layers.len()];
+        let mut leaves = false;
+        for (layer, flow) in flow.iter_mut().enumerate().rev() {
+            let enters = leaves || missing(layer);
+            *flow = Flow { enters, leaves };
+            // A retained residual need not be brought to its layer.
+            leaves = enters && self.layers[layer] != Retain::Residual;
+        }
+        flow
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = |layer: usize| match self.layers[layer] {
+            Retain::KeysValues => "keys and values",
+            Retain::Residual => "residual",
+            Retain::Nothing if self.slides[layer] => "window",
+            Retain::Nothing => "nothing",
+        };
+        f.write_str("layers ")?;
+        let (mut from, layers) = (0, self.layers.len());
+        while from < layers {
+            let to = (from..layers).find(|&layer| kind(layer) != kind(from));
+            let to = to.unwrap_or(layers);
+            let comma = if from == 0 { "" } else { ", " };
+            match to - from {
+                1 => write!(f, "{comma}{from}: {}", kind(from))?,
+                _ => write!(f, "{comma}{from}-{}: {}", to - 1, kind(from))?,
+            }
+            from = to;
+        }
+        f.write_str(if self.keeps_ids() { "; token ids" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::{
+        Retain::{KeysValues, Nothing, Residual},
+        *,
+    };
+    use crate::exact::conformance::KernelShapes;
+
+    fn shape(windows: &[bool]) -> ModelShape {
+        let mut shape = ModelShape::new(windows.len(), 64, DType::F32, KernelShapes::new(4, 2, 16));
+        for (window, &slides) in shape.windows.iter_mut().zip(windows) {
+            *window = slides.then_some(std::num::NonZeroUsize::MIN);
+        }
+        shape
+    }
+
+    fn flow(shape: &ModelShape, layers: &[Retain], windows: bool) -> String {
+        let plan = Plan::new(shape, layers.to_vec()).expect("a plan");
+        let sign = |flow: Flow| match (flow.enters, flow.leaves) {
+            (false, _) => '.',
+            (true, false) => 'p',
+            (true, true) => 'b',
+        };
+        let missing = |layer| plan.rebuilds(layer) || windows && plan.slides[layer];
+        plan.flow(missing).into_iter().map(sign).collect()
+    }
+
+    #[test]
+    fn a_replay_ends_with_a_projection_where_entries_are_missing() {
+        let full = shape(&[false; 4]);
+        assert_eq!(flow(&full, &[Nothing; 4], false), "bbbp");
+        assert_eq!(
+            flow(&full, &[Nothing, Nothing, KeysValues, KeysValues], false),
+            "bp.."
+        );
+        assert_eq!(
+            flow(&full, &[KeysValues, KeysValues, Residual, Nothing], false),
+            "..bp"
+        );
+        assert_eq!(flow(&full, &[Residual; 4], false), "pppp");
+        assert_eq!(
+            flow(&full, &[Nothing, KeysValues, Nothing, KeysValues], false),
+            "bbp."
+        );
+        assert_eq!(flow(&full, &[KeysValues; 4], false), "....");
+    }
+
+    #[test]
+    fn a_replay_passes_through_sliding_windows() {
+        let gemma = shape(&[true, false, true, true]);
+        assert_eq!(flow(&gemma, &[Nothing; 4], false), "bp..");
+        assert_eq!(flow(&gemma, &[Nothing; 4], true), "bbbp");
+        let ids = [true, false].map(|first| Plan::residuals(&shape(&[first, false])).keeps_ids());
+        assert_eq!(
+            ids,
+            [true, false],
+            "nothing else leads to the window of the first layer"
+        );
+        assert!(Plan::tokens(&shape(&[true; 2])).keeps_ids());
+        assert!(!Plan::new(&shape(&[false; 2]), vec![KeysValues; 2]).is_ok_and(|p| p.keeps_ids()));
+    }
+
+    #[test]
+    fn a_plan_for_another_model_is_refused() {
+        let gemma = shape(&[true, false]);
+        let refused = Plan::new(&gemma, vec![KeysValues; 2]).map(drop);
+        assert!(matches!(refused, Err(CacheError::PlanWindow { layer: 0 })));
+        let refused = Plan::new(&gemma, vec![Nothing]).map(drop);
+        assert!(matches!(
+            refused,
+            Err(CacheError::PlanLayers {
+                expected: 2,
+                found: 1
+            })
+        ));
+        assert!(Plan::keep_top(&gemma, 3).is_err() && Plan::residual_at(&gemma, 2).is_err());
+        assert_eq!(
+            Plan::keep_top(&gemma, 2).map(|plan| plan.retain(0)).ok(),
+            Some(Nothing)
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! A replay under way: what a layer reads while old entries are rebuilt and carried on.
+
+use super::{Flow, ResidualCheckpoint, Retain, fill::Filling, prefix::Prefix};
+use crate::{
+    cache::{CacheError, KeysValues, Projection, Replay},
+    positions::{Positions, visible},
+    storage::LayerStore,
+};
+
+/// Old entries on their way through the layers.
+///
+/// Invariant: between two layers, `prefix` has the residual of the carried tokens as it enters the next layer, or is
+/// empty if no replay is under way there.
+#[derive(Debug, Clone)]
+pub(super) struct Rebuilding {
+    prefix: Prefix,
+    /// All entries of the layer that is due: one pair of buffers for all layers.
+    all: LayerStore,
+}
+
+impl Default for Rebuilding {
+    fn default() -> Self {
+        Self {
+            prefix: Prefix::default(),
+            all: LayerStore::by_position(),
+        }
+    }
+}
+
+/// New entries and their positions.
+type New<'a> = Option<(&'a Projection, &'a Positions)>;
+
+impl ResidualCheckpoint {
+    /// Everything that attention reads at a layer, the `new` entries included; carries old tokens on to the next layer.
+    pub(super) fn read(
+        &mut self,
+        layer: usize,
+        new: New<'_>,
+        replay: &dyn Replay,
+    ) -> Result<Option<KeysValues>, CacheError> {
+        let drops = !self.step.complete[layer] && self.step.oldest.iter().any(|&first| first > 0);
+        if self.setup.shape.slides(layer) {
+            self.read_window(layer, new, replay)
+        } else if self.setup.plan.rebuilds(layer) && (drops || self.resident.lacks(layer)) {
+            self.rebuild(layer, new, replay).map(Some)
+        } else {
+            self.read_stored(layer, new, replay).map(Some)
+        }
+    }
+
+    /// The old tokens as they enter `layer`; none if they do not.
+    fn prefix(&mut self, layer: usize, replay: &dyn Replay) -> Result<Prefix, CacheError> {
+        let (carried, plan) = (&self.step.carried, &self.setup.plan);
+        if !self.step.flow[layer].enters {
+            return Ok(Prefix::default());
+        }
+        match plan.retain(layer) {
+            Retain::Residual => Ok(self.resident.residuals[layer].prefix(carried)),
+            _ if layer == 0 => Prefix::embed(&self.resident.tokens, carried, plan.chunk(), replay),
+            _ => Ok(std::mem::take(&mut self.rebuilding.prefix)),
+        }
+    }
+
+    /// Everything from a full-attention layer that holds all entries.
+    fn read_stored(
+        &mut self,
+        layer: usize,
+        new: New<'_>,
+        replay: &dyn Replay,
+    ) -> Result<KeysValues, CacheError> {
+        let prefix = self.prefix(layer, replay)?;
+        let moved = self.resident.add_entries(layer, new);
+        let beside = self.resident.layers[layer].padded();
+        let keys_values = self.resident.layers[layer].read()?;
+        self.count(moved + beside + prefix.bytes());
+        if self.step.flow[layer].leaves {
+            self.carry_on(prefix, &keys_values, beside, replay)?;
+        }
+        Ok(keys_values)
+    }
+
+    /// Everything from a sliding-window layer; nothing if its window has nothing but new entries, and there are none.
+    fn read_window(
+        &mut self,
+        layer: usize,
+        new: New<'_>,
+        replay: &dyn Replay,
+    ) -> Result<Option<KeysValues>, CacheError> {
+        let Flow { enters, leaves } = self.step.flow[layer];
+        if enters {
+            let mut prefix = self.prefix(layer, replay)?;
+            let mut store = std::mem::take(&mut self.resident.layers[layer]);
+            let refilled = self.resident.windows_dropped.then_some(&mut store);
+            let passed = self.pass_window(layer, &mut prefix, replay, leaves, refilled);
+            self.resident.layers[layer] = store;
+            self.count(passed?);
+            if leaves {
+                self.rebuilding.prefix = prefix;
+            }
+        }
+        let moved = self.resident.add_entries(layer, new);
+        let store = &self.resident.layers[layer];
+        let keys_values = match store.capacity() {
+            0 => None,
+            _ => Some(store.read()?),
+        };
+        self.count(moved + self.rebuilding.prefix.bytes());
+        Ok(keys_values)
+    }
+
+    /// Carries the old tokens through a sliding-window layer. If there is a `store`, it receives the entries within the
+    /// window. Returns the most bytes held meanwhile.
+    fn pass_window(
+        &self,
+        layer: usize,
+        prefix: &mut Prefix,
+        replay: &dyn Replay,
+        leaves: bool,
+        mut store: Option<&mut LayerStore>,
+    ) -> Result<usize, CacheError> {
+        let shape = &self.setup.shape;
+        let (window, anchor) = (shape.windows[layer], self.tracker.anchor());
+        let carried = &self.step.carried;
+        // What came after the anchor stays, whatever the window.
+        let needed = |i: usize, key| key >= anchor[i] || visible(anchor[i], key, window);
+        let (mut reach, mut grown) = (LayerStore::new(window), 0);
+        let held = prefix.pass(carried, replay, leaves, &mut reach, |entries, positions| {
+            if let Some(store) = &mut store {
+                grown = store.append(entries, &positions.filter(needed)).max(grown);
+            }
+        })?;
+        let (batch, chunk) = (carried.len(), self.setup.plan.chunk());
+        let block = match leaves {
+            true => shape.block_scratch(batch, chunk, reach.capacity()),
+            false => 0,
+        };
+        let temporaries = shape.projection_scratch(batch, chunk).max(block);
+        // Entries are moved before a block runs, not while it does.
+        Ok(prefix.bytes() + held.max(reach.held() + temporaries.max(grown)))
+    }
+
+    /// Everything from a full-attention layer that lacks old entries or drops some: rebuilt, stored and new. Afterwards
+    /// the layer's store holds the hot entries.
+    fn rebuild(
+        &mut self,
+        layer: usize,
+        new: New<'_>,
+        replay: &dyn Replay,
+    ) -> Result<KeysValues, CacheError> {
+        let prefix = self.prefix(layer, replay)?;
+        let after = self.tracker.lengths_after();
+        let none = vec![0; after.len()];
+        let filling = Filling {
+            prefix: &prefix,
+            dropped: &self.resident.dropped,
+            oldest: match self.step.complete[layer] {
+                true => &none,
+                false => &self.step.oldest,
+            },
+            after: &after,
+            new,
+            certified: self.setup.certified.then_some(&mut self.blocks),
+        };
+        let store = &mut self.resident.layers[layer];
+        let filled = filling.fill(store, &mut self.rebuilding.all, replay)?;
+        // Retained residuals are counted there.
+        let carried = match self.setup.plan.retain(layer) {
+            Retain::Residual => 0,
+            _ => prefix.bytes(),
+        };
+        let chunk = self.setup.plan.chunk();
+        let projection = self.setup.shape.projection_scratch(after.len(), chunk);
+        self.count(carried + filled.beside + filled.copied + projection);
+        if self.step.flow[layer].leaves {
+            self.carry_on(prefix, &filled.keys_values, filled.beside, replay)?;
+        }
+        Ok(filled.keys_values)
+    }
+
+    /// Carries old tokens through a block, so that they enter the next layer; `beside` is what is held beside them.
+    fn carry_on(
+        &mut self,
+        mut prefix: Prefix,
+        keys_values: &KeysValues,
+        beside: usize,
+        replay: &dyn Replay,
+    ) -> Result<(), CacheError> {
+        let slots = keys_values.positions().width();
+        let (batch, chunk) = (self.step.carried.len(), self.setup.plan.chunk());
+        prefix.advance(keys_values, replay)?;
+        let block = self.setup.shape.block_scratch(batch, chunk, slots);
+        self.count(prefix.bytes() + beside + block);
+        self.rebuilding.prefix = prefix;
+        Ok(())
+    }
+
+    /// Counts what is held now, beside what is held between steps and the buffers that all layers share.
+    fn count(&mut self, bytes: usize) {
+        let held = bytes + self.rebuilding.all.held();
+        self.peak.beside = self.peak.beside.max(held);
+    }
+}

@@ -1,0 +1,133 @@
+//! A [`ResidualCheckpoint`] as a state, and back.
+
+use super::{ResidualCheckpoint, Retain, resident::Resident};
+use crate::{
+    cache::{CacheError, Entry, State, wrong},
+    storage::StepTracker,
+};
+
+impl ResidualCheckpoint {
+    /// Its state, between steps and outside of drafts.
+    pub(super) fn written(&self) -> State {
+        let mut state = self.kind();
+        let resident = &self.resident;
+        state.insert_positions("lengths", self.tracker.lengths().iter().copied());
+        for (layer, store) in resident.layers.iter().enumerate() {
+            store.write(layer, &mut state);
+            resident.residuals[layer].write(layer, &mut state);
+        }
+        let parked = vec![u64::from(resident.windows_dropped)];
+        state.insert("parked", Entry::Integers(parked));
+        if self.setup.plan.keeps_ids() {
+            let ids = resident.tokens.iter().flatten().copied();
+            state.insert("ids", Entry::Ids(ids.collect()));
+        }
+        state
+    }
+
+    /// A state of this kind without entries.
+    fn kind(&self) -> State {
+        let plan = &self.setup.plan;
+        let hot = match plan.hot() {
+            usize::MAX => "all".into(),
+            hot => hot.to_string(),
+        };
+        let mut options = vec![("hot", hot), ("plan", plan.to_string())];
+        if plan.has_residuals() {
+            options.push(("chunk", plan.chunk().to_string()));
+        }
+        if let Some(bytes) = self.setup.byte_budget {
+            options.push(("byte_budget", bytes.to_string()));
+        }
+        State::new("residual", options, &self.setup.shape)
+    }
+
+    /// A cache like this one with the content of a state.
+    pub(super) fn restored(&self, state: &State) -> Result<Self, CacheError> {
+        state.check(&self.kind())?;
+        let lengths = state.lengths()?;
+        let mut cache = Self::empty(&self.setup);
+        cache.resident.restore(state, &lengths)?;
+        cache.tracker = StepTracker::at(&self.setup.shape, lengths);
+        Ok(cache)
+    }
+}
+
+impl Resident {
+    /// Takes over the content of a state, for sequences of these lengths.
+    fn restore(&mut self, state: &State, lengths: &[usize]) -> Result<(), CacheError> {
+        self.windows_dropped = match state.integers("parked")? {
+            [0] => false,
+            [1] => lengths.iter().any(|&length| length > 0),
+            _ => return Err(wrong("parked", "it is neither 0 nor 1")),
+        };
+        if self.setup.plan.keeps_ids() {
+            let mut ids = state.ids("ids")?;
+            if lengths.iter().sum::<usize>() != ids.len() {
+                return Err(wrong("ids", "there is not one for every token"));
+            }
+            let sequences = lengths.iter().map(|&length| {
+                let (sequence, rest) = ids.split_at(length);
+                ids = rest;
+                sequence.to_vec()
+            });
+            self.tokens = sequences.collect();
+        }
+        for layer in 0..self.layers.len() {
+            self.restore_layer(layer, state, lengths)?;
+        }
+        self.restore_dropped(lengths)
+    }
+
+    fn restore_layer(
+        &mut self,
+        layer: usize,
+        state: &State,
+        lengths: &[usize],
+    ) -> Result<(), CacheError> {
+        let (shape, plan) = (&self.setup.shape, &self.setup.plan);
+        let slots = || format!("layer.{layer}.slots");
+        let store = self.layers[layer].restored(layer, lengths, shape, state)?;
+        let retained = !shape.slides(layer) && !plan.rebuilds(layer);
+        if self.windows_dropped && !retained && store.capacity() > 0 {
+            return Err(wrong("parked", "entries are held"));
+        }
+        let least = |i: usize| if retained { lengths[i] } else { 0 };
+        if shape.slides(layer) {
+            if !self.windows_dropped && !store.holds_some(lengths) {
+                return Err(wrong(
+                    &slots(),
+                    "the entries of a sliding window are missing",
+                ));
+            }
+        } else if !store.holds_newest(lengths, least) {
+            return Err(wrong(&slots(), "the entries held are not the newest"));
+        }
+        self.layers[layer] = store;
+        if plan.retain(layer) == Retain::Residual {
+            let residuals = self.residuals[layer].restored(layer, lengths, shape, state)?;
+            self.residuals[layer] = residuals;
+        }
+        Ok(())
+    }
+
+    /// Finds out which entries the rebuilt layers lack: the same in all that are not complete.
+    fn restore_dropped(&mut self, lengths: &[usize]) -> Result<(), CacheError> {
+        let mut dropped: Option<Vec<usize>> = None;
+        for layer in (0..self.layers.len()).filter(|&layer| self.setup.plan.rebuilds(layer)) {
+            let store = &self.layers[layer];
+            let lengths = lengths.iter().enumerate();
+            let missing: Vec<usize> = lengths.map(|(i, n)| n - store.used(i)).collect();
+            if self.setup.byte_budget.is_some() && missing.iter().all(|&n| n == 0) {
+                self.complete[layer] = true;
+            } else if *dropped.get_or_insert_with(|| missing.clone()) != missing {
+                return Err(wrong("slots", "the layers do not hold the same entries"));
+            }
+        }
+        self.dropped = match self.windows_dropped {
+            true => lengths.to_vec(),
+            false => dropped.unwrap_or_else(|| vec![0; lengths.len()]),
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! A store for every layer, and one tracker for all.
+
+use super::{layer::LayerStore, steps::StepTracker};
+use crate::{
+    cache::{
+        CacheError, CachedPositions, KeysValues, LayerIndex, ModelShape, Observation, Span, State,
+        Step, wrong,
+    },
+    memory::MemoryReport,
+};
+
+/// A [`LayerStore`] for every layer, one [`StepTracker`], and the bytes of all.
+///
+/// Its methods are those of [`CacheBackend`](crate::cache::CacheBackend) with the decisions left out: a backend on
+/// top of it decides what is evicted and when. Sliding-window layers keep what their window needs.
+///
+/// ```
+/// use burn::tensor::DType;
+/// use kv_direct::cache::{LayerIndex, ModelShape};
+/// use kv_direct::{exact::conformance::KernelShapes, storage::LayerStores};
+///
+/// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
+/// let stores = LayerStores::new(&shape);
+/// assert_eq!(stores.memory().total(), 0);
+/// assert_eq!(stores.cached(LayerIndex::new(0)).sequences(), 0);
+/// ```
+#[derive(Debug, Clone)]
+pub struct LayerStores {
+    pub(crate) tracker: StepTracker,
+    pub(crate) layers: Vec<LayerStore>,
+    /// The most bytes held at any time of the last step.
+    peak: usize,
+}
+
+impl LayerStores {
+    /// Empty stores for a model of this shape. All KV heads of a layer hold the same entries.
+    #[must_use]
+    pub fn new(shape: &ModelShape) -> Self {
+        Self::with_heads(shape, false)
+    }
+
+    /// As [`new`](Self::new). With `per_head`, each KV head of a full-attention layer may hold different entries.
+    pub(crate) fn with_heads(shape: &ModelShape, per_head: bool) -> Self {
+        let layers = shape.windows.iter().map(|&window| match window {
+            None if per_head => LayerStore::per_head(shape.kernels.kv_heads),
+            window => LayerStore::new(window),
+        });
+        Self {
+            tracker: StepTracker::new(shape),
+            layers: layers.collect(),
+            peak: 0,
+        }
+    }
+
+    /// Where the cache stands.
+    #[must_use]
+    pub const fn tracker(&self) -> &StepTracker {
+        &self.tracker
+    }
+
+    pub(crate) const fn shape(&self) -> &ModelShape {
+        self.tracker.shape()
+    }
+
+    /// Opens a step. Sliding-window layers free what no later query sees.
+    ///
+    /// # Errors
+    /// As [`StepTracker::begin`].
+    pub fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.tracker.begin(step)?;
+        self.peak = 0;
+        for layer in 0..self.layers.len() {
+            let moved = self.layers[layer].slide(&self.tracker.anchor());
+            if moved > 0 {
+                self.hold(moved);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the span in the layer that is due. `wanted` is what attention must report of it.
+    ///
+    /// # Errors
+    /// As [`StepTracker::enter`].
+    pub fn store(
+        &mut self,
+        layer: LayerIndex,
+        span: &Span<'_>,
+        wanted: Observation,
+    ) -> Result<(), CacheError> {
+        self.tracker.enter(layer, span, wanted)?;
+        let moved = self.layers[layer.index()].append(span.projection, span.positions);
+        self.hold(moved);
+        Ok(())
+    }
+
+    /// Everything that a layer holds.
+    ///
+    /// # Errors
+    /// As [`LayerStore::read`].
+    ///
+    /// # Panics
+    /// If there is no such layer, or nothing was ever stored in it.
+    pub fn read(&self, layer: LayerIndex) -> Result<KeysValues, CacheError> {
+        self.layers[layer.index()].read()
+    }
+
+    /// Closes the step.
+    ///
+    /// # Errors
+    /// As [`StepTracker::commit`].
+    pub fn commit(&mut self) -> Result<(), CacheError> {
+        self.tracker.commit()
+    }
+
+    /// In full-attention layers, evicts the entries for which `keep(sequence, position)` is false, and frees the
+    /// buffers' slack.
+    pub fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
+        for layer in 0..self.layers.len() {
+            if !self.shape().slides(layer) {
+                self.evict(layer, 0, |store| store.retain(&keep));
+            }
+        }
+    }
+
+    /// Lets `evict` free slots of a layer, then frees the slack of its buffers. `beside` bytes are held meanwhile
+    /// beside the entries.
+    pub(crate) fn evict(
+        &mut self,
+        layer: usize,
+        beside: usize,
+        evict: impl FnOnce(&mut LayerStore),
+    ) {
+        let used = self.layers[layer].bytes();
+        evict(&mut self.layers[layer]);
+        if used == self.layers[layer].bytes() {
+            if beside > 0 {
+                self.hold(beside);
+            }
+            return;
+        }
+        // Freed slots are held until the buffers shrink.
+        let held = self.memory().total() + beside;
+        let moved = self.layers[layer].shrink();
+        self.peak = self.peak.max(held + moved);
+    }
+
+    /// The positions that a next query could read: those held, as far as the layer's window reaches.
+    #[must_use]
+    pub fn cached(&self, layer: LayerIndex) -> CachedPositions {
+        let store = self.layers.get(layer.index());
+        let held = store.map_or_else(Vec::new, LayerStore::cached);
+        self.shape().readable(layer, self.tracker.lengths(), held)
+    }
+
+    /// Bytes held, by part.
+    #[must_use]
+    pub fn memory(&self) -> MemoryReport {
+        let mut report = LayerStore::report(&self.layers);
+        report.scratch_peak = self.peak.saturating_sub(report.total());
+        report
+    }
+
+    /// Shortens every sequence to its length in `to`. `oldest(sequence, length)` is the shortest length that is
+    /// possible after what was evicted from full-attention layers; 0 if nothing was.
+    ///
+    /// # Errors
+    /// As [`StepTracker::can_truncate`], and [`Irreversible`](CacheError::Irreversible) where a sliding window or
+    /// `oldest` forbids it.
+    pub fn truncate(
+        &mut self,
+        to: &[usize],
+        oldest: impl Fn(usize, usize) -> usize,
+    ) -> Result<(), CacheError> {
+        self.can_truncate(to, oldest)?;
+        if to.iter().all(|&to| to == 0) {
+            self.clear();
+        } else {
+            self.shorten(to);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn can_truncate(
+        &self,
+        to: &[usize],
+        oldest: impl Fn(usize, usize) -> usize,
+    ) -> Result<(), CacheError> {
+        self.tracker.can_truncate(to)?;
+        if self.tracker.is_draft() {
+            return Ok(());
+        }
+        LayerStore::can_truncate(&self.layers, self.tracker.lengths(), to, oldest)
+    }
+
+    /// Carries out a truncation that was checked.
+    pub(crate) fn shorten(&mut self, to: &[usize]) {
+        for store in &mut self.layers {
+            store.truncate(self.tracker.lengths(), to);
+        }
+        self.tracker.truncate(to);
+        self.peak = 0;
+        // Within a draft slots stay in place: observed probabilities are stored by slot.
+        if !self.tracker.is_draft() {
+            self.settle();
+        }
+    }
+
+    /// Frees buffers of which at most half is needed.
+    pub(crate) fn settle(&mut self) {
+        for layer in 0..self.layers.len() {
+            let held = self.memory().total();
+            let moved = self.layers[layer].settle();
+            self.peak = self.peak.max(held + moved);
+        }
+    }
+
+    /// Counts bytes that are held now beside the entries.
+    pub(crate) fn hold(&mut self, beside: usize) {
+        self.peak = self.peak.max(self.memory().total() + beside);
+    }
+
+    /// Changes the batch to these of its sequences, after [`StepTracker::can_select`].
+    pub fn select(&mut self, sequences: &[usize]) {
+        let layers = self.layers.iter_mut();
+        layers.for_each(|store| store.select(sequences));
+        self.tracker.select(sequences);
+        self.peak = 0;
+    }
+
+    /// Adds lengths and entries to a state.
+    pub(crate) fn write(&self, state: &mut State) {
+        state.insert_positions("lengths", self.tracker.lengths().iter().copied());
+        for (layer, store) in self.layers.iter().enumerate() {
+            store.write(layer, state);
+        }
+    }
+
+    /// The same kind of stores with lengths and entries of a state.
+    pub(crate) fn restored(&self, state: &State) -> Result<Self, CacheError> {
+        let lengths = state.lengths()?;
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.map(|(layer, store)| {
+            let store = store.restored(layer, &lengths, self.shape(), state)?;
+            match store.holds_some(&lengths) {
+                true => Ok(store),
+                false => Err(wrong(&format!("layer.{layer}.slots"), "no entry is held")),
+            }
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            tracker: StepTracker::at(self.shape(), lengths),
+            peak: 0,
+        })
+    }
+
+    /// Checks that no entry is missing in a full-attention layer.
+    pub(crate) fn check_complete(&self) -> Result<(), CacheError> {
+        let lengths = self.tracker.lengths();
+        let missing = |(layer, store): &(usize, &LayerStore)| {
+            !self.shape().slides(*layer) && !store.holds_newest(lengths, |i| lengths[i])
+        };
+        match self.layers.iter().enumerate().find(missing) {
+            Some((layer, _)) => Err(wrong(
+                &format!("layer.{layer}.slots"),
+                "an entry is missing",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes everything, a failed step and an open draft included.
+    pub fn clear(&mut self) {
+        self.tracker = StepTracker::new(self.shape());
+        let layers = self.layers.iter_mut();
+        layers.for_each(|store| *store = store.emptied());
+        self.peak = 0;
+    }
+}

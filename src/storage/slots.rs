@@ -1,0 +1,483 @@
+//! Which position each slot of a list holds: bookkeeping without tensors.
+
+use std::ops::Range;
+
+use crate::{exact::KV_BLOCK, positions::Positions};
+
+/// The slots of one sequence, or of one of its KV heads.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Slots {
+    held: Vec<usize>,
+    used: usize,
+    placement: Placement,
+    /// The score of each slot; as long as `held`, or empty where nothing was scored.
+    scores: Vec<f32>,
+}
+
+/// Where a token goes.
+#[derive(Debug, Clone, Copy)]
+enum Placement {
+    /// Into the lowest free slot.
+    Lowest {
+        /// Below this no slot is free.
+        full_below: usize,
+    },
+    /// Into the slot of its position, counted from `base`, the start of a block. There is no base while nothing is
+    /// held.
+    Anchored { base: Option<usize> },
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::Lowest { full_below: 0 }
+    }
+}
+
+/// Consecutive tokens that go into consecutive slots.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) len: usize,
+}
+
+impl Slots {
+    /// Slots that follow positions: congruent to them modulo the block, and in their order.
+    pub(crate) fn anchored() -> Self {
+        Self {
+            placement: Placement::Anchored { base: None },
+            ..Self::default()
+        }
+    }
+
+    /// Slots that are positions, from 0 on.
+    pub(crate) fn by_position() -> Self {
+        Self {
+            placement: Placement::Anchored { base: Some(0) },
+            ..Self::default()
+        }
+    }
+
+    /// Slots as a state describes them, for a sequence of `length` tokens; with a `base` where slots follow positions.
+    /// What cannot be is refused with the reason.
+    pub(crate) fn restored(
+        held: &[usize],
+        scores: &[f32],
+        base: Option<Option<usize>>,
+        length: usize,
+    ) -> Result<Self, &'static str> {
+        let mut taken: Vec<usize> = held
+            .iter()
+            .copied()
+            .filter(|&position| position != Positions::EMPTY)
+            .collect();
+        taken.sort_unstable();
+        if taken.last().is_some_and(|&last| last >= length) {
+            return Err("a slot holds a position beyond the processed tokens");
+        }
+        if taken.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("two slots hold one position");
+        }
+        let placement = match base {
+            None => Placement::default(),
+            Some(base) => {
+                let anchored = |(slot, &position): (usize, &usize)| {
+                    position == Positions::EMPTY
+                        || base.is_some_and(|base| base.checked_add(slot) == Some(position))
+                };
+                if !held.iter().enumerate().all(anchored)
+                    || base.is_some_and(|base| base % KV_BLOCK != 0)
+                {
+                    return Err("a slot does not follow its position");
+                }
+                Placement::Anchored {
+                    base: base.filter(|_| !taken.is_empty()),
+                }
+            }
+        };
+        Ok(Self {
+            held: held.to_vec(),
+            used: taken.len(),
+            placement,
+            scores: scores.to_vec(),
+        })
+    }
+
+    /// The position of the first slot, where slots follow positions.
+    pub(crate) const fn base(&self) -> Option<usize> {
+        match self.placement {
+            Placement::Lowest { .. } => None,
+            Placement::Anchored { base } => base,
+        }
+    }
+
+    /// Whether every one of these positions is held.
+    pub(crate) fn holds_all(&self, positions: Range<usize>) -> bool {
+        let held = self.held.iter().filter(|held| positions.contains(held));
+        held.count() == positions.len()
+    }
+
+    /// Sets the number of slots; new ones are free.
+    pub(crate) fn grow(&mut self, slots: usize) {
+        self.held.resize(slots, Positions::EMPTY);
+    }
+
+    /// The number of slots needed to store these positions too.
+    pub(crate) fn needed(&self, positions: &[usize]) -> usize {
+        let mut new = positions.iter().filter(|&&p| p != Positions::EMPTY);
+        match self.placement {
+            Placement::Lowest { .. } => self.used + new.count(),
+            Placement::Anchored { base } => new.next().map_or(0, |&first| {
+                let last = new.next_back().unwrap_or(&first);
+                last + 1 - base.unwrap_or_else(|| anchor(first))
+            }),
+        }
+    }
+
+    /// Assigns a slot to every position that is no pad, and returns where each run of tokens goes.
+    ///
+    /// # Panics
+    /// If there are too few slots.
+    pub(crate) fn take(&mut self, positions: &[usize]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (from, &position) in positions.iter().enumerate() {
+            if position == Positions::EMPTY {
+                continue;
+            }
+            let to = match &mut self.placement {
+                Placement::Lowest { full_below } => {
+                    while self.held[*full_below] != Positions::EMPTY {
+                        *full_below += 1;
+                    }
+                    *full_below
+                }
+                Placement::Anchored { base } => {
+                    position - *base.get_or_insert_with(|| anchor(position))
+                }
+            };
+            self.held[to] = position;
+            self.used += 1;
+            if let Some(score) = self.scores.get_mut(to) {
+                *score = 0.0;
+            }
+            match runs.last_mut() {
+                Some(run) if run.from + run.len == from && run.to + run.len == to => run.len += 1,
+                _ => runs.push(Run { from, to, len: 1 }),
+            }
+        }
+        runs
+    }
+
+    /// Adds to the score of every slot. Slots that were not scored start from 0.
+    pub(crate) fn add_scores(&mut self, more: impl Iterator<Item = f32>) {
+        self.scores.resize(self.held.len(), 0.0);
+        for (score, more) in self.scores.iter_mut().zip(more) {
+            *score += more;
+        }
+    }
+
+    /// Sets the scores of the entries at `positions`, the newest that were stored.
+    pub(crate) fn set_scores(&mut self, positions: &[usize], scores: &[f32]) {
+        self.scores.resize(self.held.len(), 0.0);
+        let mut new: Vec<(usize, f32)> = positions
+            .iter()
+            .copied()
+            .zip(scores.iter().copied())
+            .collect();
+        new.retain(|(position, _)| *position != Positions::EMPTY);
+        new.sort_unstable_by_key(|(position, _)| *position);
+        for (position, score) in self.held.iter().zip(&mut self.scores) {
+            if let Ok(found) = new.binary_search_by_key(position, |(position, _)| *position) {
+                *score = new[found].1;
+            }
+        }
+    }
+
+    /// The score of every slot; empty where nothing was scored.
+    pub(crate) fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+
+    /// Moves what the slots in `order` hold, and their scores, into the first of `slots` slots.
+    pub(crate) fn reorder(&mut self, order: &[usize], slots: usize) {
+        self.held = order.iter().map(|&slot| self.held[slot]).collect();
+        self.held.resize(slots, Positions::EMPTY);
+        if !self.scores.is_empty() {
+            let score = |&slot: &usize| self.scores.get(slot).copied().unwrap_or(0.0);
+            self.scores = order.iter().map(score).collect();
+            self.scores.resize(slots, 0.0);
+        }
+        if let Placement::Lowest { full_below } = &mut self.placement {
+            *full_below = 0;
+        }
+    }
+
+    /// Frees one slot.
+    pub(crate) fn free_slot(&mut self, slot: usize) {
+        if self.held[slot] == Positions::EMPTY {
+            return;
+        }
+        self.held[slot] = Positions::EMPTY;
+        self.used -= 1;
+        if let Placement::Lowest { full_below } = &mut self.placement {
+            *full_below = slot.min(*full_below);
+        }
+    }
+
+    /// Frees the slots of positions below `oldest` and moves the others down by whole blocks, as far as they can. Returns
+    /// by how many slots they moved.
+    pub(crate) fn slide(&mut self, oldest: usize) -> usize {
+        self.retain(|position| position >= oldest);
+        let Placement::Anchored { base } = &mut self.placement else {
+            return 0;
+        };
+        if self.used == 0 {
+            *base = None;
+        }
+        let Some(base) = base else { return 0 };
+        let moved = anchor(oldest).saturating_sub(*base);
+        *base += moved;
+        let slots = self.held.len();
+        self.held.drain(..moved);
+        self.held.resize(slots, Positions::EMPTY);
+        moved
+    }
+
+    /// One more than the last slot in use.
+    pub(crate) fn end(&self) -> usize {
+        let last = self.held.iter().rposition(|&p| p != Positions::EMPTY);
+        last.map_or(0, |last| last + 1)
+    }
+
+    /// Frees the slots for whose position `keep` is false.
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        for slot in 0..self.held.len() {
+            if self.held[slot] != Positions::EMPTY && !keep(self.held[slot]) {
+                self.free_slot(slot);
+            }
+        }
+    }
+
+    /// Runs of consecutive slots that hold consecutive positions for which `keep` is true, in rising order of positions.
+    pub(crate) fn runs(&self, keep: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (slot, &position) in self.held.iter().enumerate() {
+            if position == Positions::EMPTY || !keep(position) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run) if run.end == slot && self.held[slot - 1] + 1 == position => run.end += 1,
+                _ => runs.push(slot..slot + 1),
+            }
+        }
+        runs.sort_unstable_by_key(|run| self.held[run.start]);
+        runs
+    }
+
+    /// The slots in use, in rising order of their positions.
+    pub(crate) fn rising(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.held.len())
+            .filter(|&slot| self.held[slot] != Positions::EMPTY)
+            .collect();
+        order.sort_unstable_by_key(|&slot| self.held[slot]);
+        order
+    }
+
+    /// The positions held, rising.
+    pub(crate) fn cached(&self) -> Vec<usize> {
+        self.rising()
+            .into_iter()
+            .map(|slot| self.held[slot])
+            .collect()
+    }
+
+    /// Frees the slots of positions `to .. length`, the newest, and returns them as runs. Where slots are in the order of
+    /// positions, only these slots are visited.
+    pub(crate) fn truncate(&mut self, to: usize, length: usize) -> Vec<Range<usize>> {
+        let base = match self.placement {
+            Placement::Lowest { .. } => 0,
+            Placement::Anchored { base } => base.unwrap_or(0),
+        };
+        let newest = to.saturating_sub(base)..length.saturating_sub(base);
+        let in_order = self.held.get(newest.clone()).is_some_and(|held| {
+            let mut held = held.iter().zip(newest.start + base..);
+            to >= base && held.all(|(&position, expected)| position == expected)
+        });
+        let look_at = if in_order { newest } else { 0..self.held.len() };
+        let mut freed: Vec<Range<usize>> = Vec::new();
+        for slot in look_at {
+            if self.held[slot] == Positions::EMPTY || self.held[slot] < to {
+                continue;
+            }
+            self.free_slot(slot);
+            match freed.last_mut() {
+                Some(range) if range.end == slot => range.end += 1,
+                _ => freed.push(slot..slot + 1),
+            }
+        }
+        freed
+    }
+
+    /// Number of slots in use.
+    pub(crate) const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Bytes of the list, its scores left out.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.held.len() * size_of::<usize>()
+    }
+
+    /// Bytes of the scores.
+    pub(crate) const fn score_bytes(&self) -> usize {
+        self.scores.len() * size_of::<f32>()
+    }
+}
+
+impl AsRef<[usize]> for Slots {
+    /// What each slot holds.
+    fn as_ref(&self) -> &[usize] {
+        &self.held
+    }
+}
+
+/// The start of the block of a position.
+const fn anchor(position: usize) -> usize {
+    position / KV_BLOCK * KV_BLOCK
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::single_range_in_vec_init,
+    reason = "one stretch of slots is meant"
+)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_token_takes_the_lowest_slot_that_was_freed() {
+        let mut slots = Slots::default();
+        slots.grow(5);
+        assert_eq!(
+            slots.take(&[0, 1, 2, 3]),
+            [Run {
+                from: 0,
+                to: 0,
+                len: 4
+            }]
+        );
+        slots.retain(|position| position != 1);
+        assert_eq!(
+            slots.take(&[4, 5]),
+            [
+                Run {
+                    from: 0,
+                    to: 1,
+                    len: 1
+                },
+                Run {
+                    from: 1,
+                    to: 4,
+                    len: 1
+                }
+            ]
+        );
+        assert_eq!(slots.as_ref(), [0, 4, 2, 3, 5]);
+        assert_eq!(
+            (slots.cached(), slots.rising()),
+            (vec![0, 2, 3, 4, 5], vec![0, 2, 3, 1, 4])
+        );
+    }
+
+    #[test]
+    fn a_pad_takes_no_slot_and_parts_what_is_around_it() {
+        let mut slots = Slots::default();
+        slots.grow(3);
+        let pad = Positions::EMPTY;
+        assert_eq!(
+            slots.take(&[7, pad, 8]),
+            [
+                Run {
+                    from: 0,
+                    to: 0,
+                    len: 1
+                },
+                Run {
+                    from: 2,
+                    to: 1,
+                    len: 1
+                }
+            ]
+        );
+        assert_eq!((slots.used(), slots.end()), (2, 2));
+        slots.retain(|position| position == 8);
+        assert_eq!((slots.used(), slots.as_ref()), (1, &[pad, 8, pad][..]));
+    }
+
+    #[test]
+    fn the_newest_positions_are_cut_off_wherever_they_stand() {
+        let mut slots = Slots::default();
+        slots.grow(6);
+        slots.take(&[0, 1, 2, 3, 4]);
+        assert_eq!(slots.truncate(3, 5), [3..5], "in order");
+        slots.take(&[3]);
+        slots.retain(|position| position != 0);
+        slots.take(&[4, 5]);
+        assert_eq!(slots.as_ref()[..5], [4, 1, 2, 3, 5]);
+        assert_eq!(slots.truncate(3, 6), [0..1, 3..5], "out of order");
+        assert_eq!((slots.cached(), slots.used()), (vec![1, 2], 2));
+        assert_eq!(slots.take(&[3])[0].to, 0);
+        let mut slots = Slots::anchored();
+        slots.grow(KV_BLOCK);
+        slots.take(&[KV_BLOCK + 2, KV_BLOCK + 3]);
+        assert_eq!(slots.truncate(KV_BLOCK + 3, KV_BLOCK + 4), [3..4]);
+        assert_eq!(slots.truncate(0, KV_BLOCK + 3), [2..3], "to nothing");
+    }
+
+    #[test]
+    fn runs_are_told_in_rising_order_of_what_they_hold() {
+        let mut slots = Slots::default();
+        slots.grow(6);
+        slots.take(&[0, 1, 2, 3]);
+        slots.retain(|position| position > 1);
+        slots.take(&[4, 5, 6]);
+        assert_eq!(slots.as_ref(), [4, 5, 2, 3, 6, Positions::EMPTY]);
+        assert_eq!(slots.runs(|_| true), [2..4, 0..2, 4..5]);
+        assert_eq!(slots.runs(|position| position != 5), [2..4, 0..1, 4..5]);
+    }
+
+    #[test]
+    fn slots_put_in_order_take_their_scores_along() {
+        let mut slots = Slots::default();
+        slots.grow(4);
+        slots.take(&[5, 6, 7]);
+        slots.add_scores([0.5, 0.6, 0.7, 0.0].into_iter());
+        slots.free_slot(0);
+        slots.reorder(&[1, 2], 3);
+        assert_eq!(slots.as_ref(), [6, 7, Positions::EMPTY]);
+        assert_eq!(slots.scores(), [0.6, 0.7, 0.0]);
+        assert_eq!(slots.take(&[8])[0].to, 2);
+    }
+
+    #[test]
+    fn an_anchored_slot_stands_for_its_position_and_moves_by_whole_pieces() {
+        let mut slots = Slots::anchored();
+        let positions: Vec<usize> = (KV_BLOCK - 2..2 * KV_BLOCK + 1).collect();
+        assert_eq!(slots.needed(&positions), 2 * KV_BLOCK + 1);
+        slots.grow(3 * KV_BLOCK);
+        assert_eq!(slots.take(&positions)[0].to, KV_BLOCK - 2);
+        assert_eq!(
+            slots.slide(KV_BLOCK - 1),
+            0,
+            "a piece is in use to its last row"
+        );
+        assert_eq!(slots.slide(KV_BLOCK + 3), KV_BLOCK);
+        assert_eq!(
+            (slots.as_ref()[3], slots.end()),
+            (KV_BLOCK + 3, KV_BLOCK + 1)
+        );
+        assert_eq!(slots.needed(&[2 * KV_BLOCK + 1]), KV_BLOCK + 2);
+        assert_eq!(slots.slide(4 * KV_BLOCK), 0, "nothing is left");
+        assert_eq!(slots.take(&[9 * KV_BLOCK + 5])[0].to, 5, "anchored anew");
+    }
+}

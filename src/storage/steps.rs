@@ -1,0 +1,415 @@
+//! Where a cache stands: processed tokens, the open step, the open draft.
+
+use crate::cache::{CacheError, LayerIndex, ModelShape, Observation, Observed, Span, Step};
+
+/// Checks that steps, layers, observations and drafts come in order, and counts processed tokens.
+///
+/// Every backend owns one, so that all refuse the same calls with the same errors. A method that returns an error
+/// has changed nothing, except within a step: there the step has failed, and everything but a new tracker returns
+/// [`Poisoned`](CacheError::Poisoned).
+///
+/// ```
+/// use burn::tensor::DType;
+/// use kv_direct::cache::{ModelShape, Step};
+/// use kv_direct::{exact::conformance::KernelShapes, storage::StepTracker};
+///
+/// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
+/// let mut tracker = StepTracker::new(&shape);
+/// tracker.begin(&Step::new(vec![vec![7, 8]].into(), &[0])?)?;
+/// assert_eq!((tracker.lengths(), tracker.lengths_after()), (&[0][..], vec![2]));
+/// let refused = tracker.commit().unwrap_err();
+/// assert_eq!(refused.to_string(), "commit after 0 of 2 layers");
+/// # Ok::<(), kv_direct::cache::CacheError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct StepTracker {
+    shape: ModelShape,
+    /// Processed tokens of every sequence; empty before the first step.
+    lengths: Vec<usize>,
+    open: Option<OpenStep>,
+    /// What `lengths` were when the last step began: what undoing it goes back to.
+    last: Vec<usize>,
+    /// Whether the open step has failed.
+    failed: bool,
+    /// Processed tokens when the open draft began; sequences that came later had none.
+    draft: Option<Vec<usize>>,
+}
+
+/// The step that has begun and is not committed.
+#[derive(Debug, Clone)]
+struct OpenStep {
+    step: Step,
+    /// Layers called so far.
+    called: usize,
+    /// What attention still has to report of the last one.
+    awaited: Observation,
+}
+
+impl StepTracker {
+    /// For an empty cache of a model of this shape.
+    #[must_use]
+    pub fn new(shape: &ModelShape) -> Self {
+        Self::at(shape, Vec::new())
+    }
+
+    /// For a cache that has processed these many tokens of every sequence.
+    #[must_use]
+    pub fn at(shape: &ModelShape, lengths: Vec<usize>) -> Self {
+        Self {
+            shape: shape.clone(),
+            last: lengths.clone(),
+            lengths,
+            open: None,
+            failed: false,
+            draft: None,
+        }
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub const fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// Processed tokens of every sequence.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Processed tokens of every sequence once the open step is committed.
+    #[must_use]
+    pub fn lengths_after(&self) -> Vec<usize> {
+        let new = self.new_tokens();
+        let new = new.into_iter().chain(std::iter::repeat(0));
+        let lengths = self.lengths.iter().zip(new);
+        lengths.map(|(length, new)| length + new).collect()
+    }
+
+    /// Tokens that the open step brings to every sequence.
+    pub(crate) fn new_tokens(&self) -> Vec<usize> {
+        let open = self.open.as_ref();
+        open.map_or_else(Vec::new, |open| open.step.tokens().lengths())
+    }
+
+    /// Checks whether a step may begin.
+    pub(crate) fn can_begin(&self, step: &Step) -> Result<(), CacheError> {
+        self.check_idle()?;
+        let (expected, found) = (self.lengths.len(), step.starts().len());
+        if expected > 0 && expected != found {
+            return Err(CacheError::Sequences { expected, found });
+        }
+        for (sequence, &found) in step.starts().iter().enumerate() {
+            let expected = self.lengths.get(sequence).copied().unwrap_or(0);
+            if found != expected {
+                return Err(CacheError::Gap {
+                    sequence,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a step.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`Sequences`](CacheError::Sequences), [`Gap`](CacheError::Gap).
+    pub fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.can_begin(step)?;
+        self.lengths.resize(step.starts().len(), 0);
+        if self.draft.is_none() {
+            self.last.clone_from(&self.lengths);
+        }
+        self.open = Some(OpenStep {
+            step: step.clone(),
+            called: 0,
+            awaited: Observation::Nothing,
+        });
+        Ok(())
+    }
+
+    /// Enters the layer that is due, after checking the span against step and model. `wanted` is what attention
+    /// must report before the next layer.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`LayerOrder`](CacheError::LayerOrder),
+    /// [`NotObserved`](CacheError::NotObserved) for the layer before, and what is wrong with the span. The step has
+    /// then failed.
+    pub fn enter(
+        &mut self,
+        layer: LayerIndex,
+        span: &Span<'_>,
+        wanted: Observation,
+    ) -> Result<(), CacheError> {
+        let entered = self.try_enter(layer, span, wanted);
+        self.failed |= entered.is_err() && self.open.is_some();
+        entered
+    }
+
+    fn try_enter(
+        &mut self,
+        layer: LayerIndex,
+        span: &Span<'_>,
+        wanted: Observation,
+    ) -> Result<(), CacheError> {
+        self.check_sound()?;
+        let layers = self.shape.layers();
+        let due = self.open.as_ref().map(|open| open.called);
+        let due = due.filter(|&due| due < layers);
+        let Some(open) = self.open.as_mut().filter(|_| due == Some(layer.index())) else {
+            return Err(CacheError::LayerOrder {
+                expected: due,
+                found: layer.index(),
+            });
+        };
+        open.check_observed()?;
+        span.check(&open.step, &self.shape)?;
+        open.called += 1;
+        open.awaited = wanted;
+        Ok(())
+    }
+
+    /// Checks a report of attention: for the layer just entered, of the kind that was wanted, once, and in the shape
+    /// of its `slots` slots.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`LayerOrder`](CacheError::LayerOrder),
+    /// [`Observation`](CacheError::Observation), [`Shape`](CacheError::Shape). The step has then failed.
+    pub fn observe(
+        &mut self,
+        layer: LayerIndex,
+        observed: &Observed,
+        slots: usize,
+    ) -> Result<(), CacheError> {
+        let checked = self.try_observe(layer, observed, slots);
+        self.failed |= checked.is_err() && self.open.is_some();
+        checked
+    }
+
+    fn try_observe(
+        &mut self,
+        layer: LayerIndex,
+        observed: &Observed,
+        slots: usize,
+    ) -> Result<(), CacheError> {
+        self.check_sound()?;
+        let (batch, heads) = (self.lengths.len(), self.shape.kernels.heads);
+        let longest = self.new_tokens().into_iter().max().unwrap_or(0);
+        let last = self
+            .open
+            .as_ref()
+            .and_then(|open| open.called.checked_sub(1));
+        let Some(open) = self.open.as_mut().filter(|_| last == Some(layer.index())) else {
+            return Err(CacheError::LayerOrder {
+                expected: last,
+                found: layer.index(),
+            });
+        };
+        let expected = std::mem::replace(&mut open.awaited, Observation::Nothing);
+        let (expected_dims, found_dims) = match (expected, observed) {
+            (Observation::ColumnSums, Observed::ColumnSums(sums)) => {
+                (vec![batch, heads, slots], sums.dims().to_vec())
+            }
+            (Observation::LastQueries(count), Observed::LastQueries(queries)) => (
+                vec![batch, heads, count.min(longest), slots],
+                queries.dims().to_vec(),
+            ),
+            _ => {
+                return Err(CacheError::Observation {
+                    layer: layer.index(),
+                    expected,
+                    found: observed.kind(),
+                });
+            }
+        };
+        if expected_dims != found_dims {
+            return Err(CacheError::Shape {
+                what: "observed probabilities",
+                expected: expected_dims,
+                found: found_dims,
+            });
+        }
+        Ok(())
+    }
+
+    /// Marks the open step as failed.
+    pub const fn fail(&mut self) {
+        self.failed = self.open.is_some();
+    }
+
+    /// Closes the step: its tokens are processed.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`Uncommittable`](CacheError::Uncommittable),
+    /// [`NotObserved`](CacheError::NotObserved), after which the step has failed.
+    pub fn commit(&mut self) -> Result<(), CacheError> {
+        self.check_sound()?;
+        let (layers, after) = (self.shape.layers(), self.lengths_after());
+        let called = self.open.as_ref().map_or(0, |open| open.called);
+        let Some(open) = self.open.as_ref().filter(|_| called == layers) else {
+            return Err(CacheError::Uncommittable { called, layers });
+        };
+        if let Err(error) = open.check_observed() {
+            self.failed = true;
+            return Err(error);
+        }
+        (self.lengths, self.open) = (after, None);
+        Ok(())
+    }
+
+    const fn check_sound(&self) -> Result<(), CacheError> {
+        if self.failed {
+            return Err(CacheError::Poisoned);
+        }
+        Ok(())
+    }
+
+    /// Checks that no step is open.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned).
+    pub const fn check_idle(&self) -> Result<(), CacheError> {
+        if self.open.is_some() {
+            return Err(CacheError::Poisoned);
+        }
+        Ok(())
+    }
+
+    /// Checks that neither a step nor a draft is open.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`DraftOpen`](CacheError::DraftOpen).
+    pub fn check_no_draft(&self) -> Result<(), CacheError> {
+        self.check_idle()?;
+        if self.draft.is_some() {
+            return Err(CacheError::DraftOpen);
+        }
+        Ok(())
+    }
+
+    /// Opens a draft at the present lengths.
+    ///
+    /// # Errors
+    /// As [`check_no_draft`](Self::check_no_draft).
+    pub fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.check_no_draft()?;
+        self.draft = Some(self.lengths.clone());
+        Ok(())
+    }
+
+    /// Checks that a draft is open and no step is. Returns the length of every sequence when the draft began, or
+    /// nothing if there was no sequence yet.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`NoDraft`](CacheError::NoDraft).
+    pub fn draft_start(&self) -> Result<Option<Vec<usize>>, CacheError> {
+        self.check_idle()?;
+        match &self.draft {
+            None => Err(CacheError::NoDraft),
+            Some(lengths) => Ok((!lengths.is_empty()).then(|| lengths.clone())),
+        }
+    }
+
+    /// Closes the draft. Its tokens stay until they are [truncated](Self::truncate).
+    pub fn end_draft(&mut self) {
+        self.draft = None;
+    }
+
+    /// Whether a draft is open.
+    #[must_use]
+    pub const fn is_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    /// Tokens of every sequence outside the draft: those before it, or all.
+    pub(crate) fn outside_draft(&self) -> Vec<usize> {
+        let mut lengths = self.draft.clone().unwrap_or_else(|| self.lengths.clone());
+        lengths.resize(self.lengths.len(), 0);
+        lengths
+    }
+
+    /// The shortest length of every sequence that a later truncation may return to: what the queries behind it see
+    /// must stay. Within a draft that includes the step before it.
+    pub(crate) fn anchor(&self) -> Vec<usize> {
+        if self.draft.is_none() {
+            return self.lengths.clone();
+        }
+        let last = self.last.iter().copied().chain(std::iter::repeat(0));
+        let lengths = self.outside_draft().into_iter().zip(last);
+        lengths.map(|(length, last)| length.min(last)).collect()
+    }
+
+    /// Checks a truncation. Within a draft it reaches back to the draft's start, or to nothing.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`Sequences`](CacheError::Sequences),
+    /// [`TruncateBeyond`](CacheError::TruncateBeyond), [`Irreversible`](CacheError::Irreversible).
+    pub fn can_truncate(&self, to: &[usize]) -> Result<(), CacheError> {
+        self.check_idle()?;
+        let (expected, found) = (self.lengths.len(), to.len());
+        if expected != found {
+            return Err(CacheError::Sequences { expected, found });
+        }
+        let mut lengths = to.iter().zip(&self.lengths);
+        if let Some((&to, &longest)) = lengths.find(|(to, length)| to > length) {
+            return Err(CacheError::TruncateBeyond { to, longest });
+        }
+        if self.draft.is_some() && to.iter().any(|&to| to > 0) {
+            let mut lengths = to.iter().zip(self.outside_draft()).enumerate();
+            if let Some((sequence, (&to, oldest))) = lengths.find(|(_, (to, start))| *to < start) {
+                return Err(CacheError::Irreversible {
+                    sequence,
+                    to,
+                    oldest,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Shortens every sequence to its length in `to`, after [`can_truncate`](Self::can_truncate).
+    pub fn truncate(&mut self, to: &[usize]) {
+        self.lengths = to.to_vec();
+        self.last.resize(to.len(), 0);
+        let last = self.last.iter_mut().zip(to);
+        last.for_each(|(last, &to)| *last = to.min(*last));
+    }
+
+    /// Checks a choice of sequences.
+    ///
+    /// # Errors
+    /// As [`check_no_draft`](Self::check_no_draft), and [`NoSequence`](CacheError::NoSequence).
+    pub fn can_select(&self, sequences: &[usize]) -> Result<(), CacheError> {
+        self.check_no_draft()?;
+        let held = self.lengths.len();
+        match sequences.iter().find(|&&sequence| sequence >= held) {
+            None => Ok(()),
+            Some(&sequence) => Err(CacheError::NoSequence {
+                sequence,
+                sequences: held,
+            }),
+        }
+    }
+
+    /// Changes the batch to these of its sequences, after [`can_select`](Self::can_select).
+    pub fn select(&mut self, sequences: &[usize]) {
+        let of = |lengths: &[usize]| sequences.iter().map(|&i| lengths[i]).collect();
+        self.last.resize(self.lengths.len(), 0);
+        (self.lengths, self.last) = (of(&self.lengths), of(&self.last));
+    }
+}
+
+impl OpenStep {
+    /// Checks that the last layer was observed, if it had to be.
+    fn check_observed(&self) -> Result<(), CacheError> {
+        match self.awaited {
+            Observation::Nothing => Ok(()),
+            expected => Err(CacheError::NotObserved {
+                layer: self.called.saturating_sub(1),
+                expected,
+            }),
+        }
+    }
+}
