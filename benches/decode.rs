@@ -16,9 +16,11 @@ use std::{
 use common::{limits::Memory, model, prefill, random_decoder, turns::median};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, ResidualCheckpoint, ResidualConfig},
+    cache::CacheBackend,
     generate::Generation,
     model::Decoder,
+    policy::FullKv,
+    residual::{ResidualCheckpoint, ResidualConfig},
 };
 
 /// Tokens in the cache when a measured step starts.
@@ -68,7 +70,7 @@ fn residual(criterion: &mut Criterion) {
     const HELD: usize = 128;
     let decoder = random_decoder();
     let shape = decoder.shape();
-    let residual = ResidualCheckpoint::new(&shape, decoder.device(), ResidualConfig::new(16))
+    let residual = ResidualCheckpoint::new(&shape, decoder.conformance(), ResidualConfig::new(16))
         .expect("flex is exact");
     let mut caches: [Box<dyn CacheBackend>; 2] =
         [Box::new(FullKv::new(&shape)), Box::new(residual)];
@@ -112,7 +114,7 @@ fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duratio
         .next();
     let time = start.elapsed();
     black_box(next.expect("a step").expect("finite logits"));
-    cache.truncate(held).expect("the step can be taken back");
+    cache.truncate(&[held]).expect("the step can be taken back");
     time
 }
 

@@ -14,8 +14,11 @@ use common::{
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Plan, Planner, ResidualConfig, Throughput},
+    cache::CacheBackend,
     model::{Decoder, DecoderConfig},
+    planner::{Planner, Throughput},
+    policy::FullKv,
+    residual::{Plan, ResidualConfig},
 };
 
 /// Tokens held before the step.
@@ -40,9 +43,9 @@ fn compare(
     let plans = plans(&planner);
     let mut caches: Vec<Box<dyn CacheBackend>> = vec![Box::new(FullKv::new(&shape))];
     for (_, plan, budget) in &plans {
-        let config = ResidualConfig::planned(plan.clone());
-        let config = budget.map_or(config.clone(), |bytes| config.with_budget(bytes));
-        caches.push(Box::new(residual(decoder, config, &probe)));
+        let config = ResidualConfig::new(plan.clone());
+        let config = budget.map_or(config.clone(), |bytes| config.with_byte_budget(bytes));
+        caches.push(Box::new(residual(decoder, config)));
     }
     for cache in &mut caches {
         prefill(decoder, cache.as_mut(), TOKENS);

@@ -16,11 +16,12 @@ use std::{
 use common::{model, prefill, turns::median};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_direct::{
-    cache::{
-        CacheBackend, FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, StreamingLlm,
-        StreamingLlmConfig, Tova, TovaConfig, Window,
-    },
+    cache::CacheBackend,
     model::{Decoder, Input},
+    policy::{
+        FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova,
+        TovaConfig, Window,
+    },
 };
 
 /// Tokens of the prompt.

@@ -12,7 +12,9 @@ use common::{
     turns::{in_turn, median},
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
-use kv_direct::cache::{CacheBackend, FullKv, ResidualConfig};
+use kv_direct::cache::CacheBackend;
+use kv_direct::policy::FullKv;
+use kv_direct::residual::ResidualConfig;
 
 /// A parked session that comes back, and a step that holds nothing but ids, replay the tokens before; the same
 /// tokens taken in anew are the peer.
@@ -23,8 +25,8 @@ fn replay(criterion: &mut Criterion) {
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.measurement_time(Duration::from_millis(1));
     for tokens in [512, 1024, 2048] {
-        let mut parked = residual(&decoder, ResidualConfig::parked(), &probe);
-        let mut ids = residual(&decoder, ResidualConfig::new(0), &probe);
+        let mut parked = residual(&decoder, ResidualConfig::parked());
+        let mut ids = residual(&decoder, ResidualConfig::new(0));
         prefill(&decoder, &mut parked, tokens);
         prefill(&decoder, &mut ids, tokens);
         let mut times = [Vec::new(), Vec::new(), Vec::new()];

@@ -98,7 +98,7 @@ impl Session {
         let same = self.held.iter().zip(ids).take_while(|(a, b)| a == b);
         // One id at least has to be fed.
         let mut keep = same.count().min(ids.len().saturating_sub(1));
-        if self.cache.truncate(keep).is_err() {
+        if self.cache.truncate(&[keep]).is_err() {
             self.cache.clear();
             keep = 0;
         }
@@ -133,7 +133,8 @@ impl Session {
         );
         // The last id was generated, not fed.
         self.held = [ids, &new].concat();
-        self.held.truncate(self.cache.position(0));
+        self.held
+            .truncate(self.cache.lengths().first().copied().unwrap_or(0));
         Ok(answer)
     }
 }
@@ -145,5 +146,5 @@ fn cache(name: &str, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBacke
         name => Kind::with_budget(name, hot),
     };
     let kind = kind.with_context(|| format!("there is no cache {name}"))?;
-    Ok(kind.cache(decoder, None)?)
+    Ok(kind.cache(decoder)?)
 }

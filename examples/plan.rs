@@ -1,7 +1,7 @@
 //! The cheapest plan inside a budget, and what other budgets would buy:
 //! `cargo run --release --example plan -- --model DIR --budget 64MiB --context 8192`.
 //!
-//! Prints the plan for the budget with its price, then the frontier from the smallest budget to everything kept:
+//! Prints the plan for the budget with its cost, then the frontier from the smallest budget to everything kept:
 //! bytes, predicted time of a step, and the time measured.
 
 #[path = "common/mod.rs"]
@@ -16,9 +16,11 @@ use clap::Parser;
 use frontier::Point;
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Throughput},
-    exact::conformance::Conformance,
+    cache::CacheBackend,
     model::{Decoder, Input},
+    planner::{Planner, Throughput},
+    policy::FullKv,
+    residual::{ResidualCheckpoint, ResidualConfig},
 };
 
 /// Plans a cache within a budget of bytes.
@@ -68,22 +70,18 @@ fn main() -> Result<()> {
     } else {
         args.calls
     };
-    let planner = Planner::new(&shape, &speeds, args.context).with_calls(calls);
+    let planner = Planner::new(&shape, &speeds, args.context)?.with_steps_of(calls);
 
     let plan = planner.plan(args.budget)?;
-    let price = planner.cost(&plan);
+    let cost = planner.cost(&plan)?;
     println!("budget of {} bytes: {plan}", args.budget);
     println!(
         "{} hot rows, replays in calls of {}",
         plan.hot(),
         plan.chunk()
     );
-    println!(
-        "{price}\npredicted: {:.4} s a step\n",
-        price.seconds(&speeds)
-    );
+    println!("{cost}\npredicted: {:.4} s a step\n", cost.seconds(&speeds));
 
-    let probe = Conformance::probe(&shape.kernels, decoder.device(), shape.dtype);
     let full = FullKv::new(&shape);
     let everything = measured(&args, decoder, Box::new(full), calls)?;
     let bar = ProgressBar::new(args.points as u64).with_style(ProgressStyle::with_template(
@@ -92,14 +90,12 @@ fn main() -> Result<()> {
     let mut points = Vec::new();
     for budget in frontier::budgets(&planner, args.points) {
         let plan = planner.plan(budget)?;
-        let config = ResidualConfig::planned(plan.clone())
-            .with_budget(budget)
-            .with_conformance(probe.clone());
-        let cache = ResidualCheckpoint::new(&shape, decoder.device(), config)?;
+        let config = ResidualConfig::new(plan.clone()).with_byte_budget(budget);
+        let cache = ResidualCheckpoint::new(&shape, decoder.conformance(), config)?;
         points.push(Point {
             budget,
-            price: planner.cost(&plan),
-            predicted: planner.cost(&plan).seconds(&speeds),
+            predicted: planner.cost(&plan)?.seconds(&speeds),
+            cost: planner.cost(&plan)?,
             measured: measured(&args, decoder, Box::new(cache), calls)?,
             plan,
         });
@@ -177,7 +173,7 @@ fn measured(
             .forward(Input::from(&[*last][..]), cache.as_mut())?
             .into_data();
         times.push(start.elapsed().as_secs_f64());
-        cache.truncate(prompt.len())?;
+        cache.truncate(&[prompt.len()])?;
     }
     times.sort_unstable_by(f64::total_cmp);
     Ok(Some(times[times.len() / 2]))

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use kind::Kind;
 use kv_direct::{
-    cache::CacheBackend,
+    cache::{CacheBackend, Draft},
     generate::{Generation, argmax},
     model::{Decoder, Input},
     pretrained::Pretrained,
@@ -133,7 +133,8 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     let ends =
         |text: &[u32]| text.len() == end || text.last().is_some_and(|id| model.eos.contains(id));
     while !ends(&text) {
-        let (held, newest) = (cache.position(0), text.len() - 1);
+        let held = cache.lengths().first().copied().unwrap_or(0);
+        let newest = text.len() - 1;
         // A call yields one token more than its draft, and none beyond the end is wanted.
         let most = args.draft.min(end - text.len() - 1);
         let draft = lookup(&text, args.ngram, most);
@@ -142,7 +143,7 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
         let chosen = choices(model, Input::from(&fed[..]), &mut *cache)?;
         let agreed = draft.iter().zip(&chosen).take_while(|(a, b)| a == b);
         let agreed = agreed.count();
-        cache.truncate(held + 1 + agreed)?;
+        cache.truncate(&[held + 1 + agreed])?;
         cache.end_draft(Draft::Accept)?;
         (calls, drafted, accepted) = (calls + 1, drafted + draft.len(), accepted + agreed);
         // Behind the last token agreed on stands one that is right as well.
@@ -191,5 +192,5 @@ fn cache(args: &Args, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
         name => Kind::with_budget(name, args.budget),
     };
     let kind = kind.with_context(|| format!("there is no cache {}", args.cache))?;
-    Ok(kind.cache(decoder, None)?)
+    Ok(kind.cache(decoder)?)
 }

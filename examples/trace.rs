@@ -23,11 +23,12 @@ use burn::tensor::Device;
 use clap::Parser;
 use kind::Kind;
 use kv_direct::{
-    cache::{CacheBackend, CachedPositions, LayerIndex},
+    cache::{CacheBackend, CacheError, CachedPositions, Draft, LayerIndex},
+    fingerprint::Fingerprint,
     memory::MemoryReport,
     model::{Decoder, Input},
     pretrained::load,
-    session::{self, Fingerprint},
+    session,
 };
 use recorder::{Read, Recorder};
 use safetensors::{serialize, tensor::TensorView};
@@ -131,7 +132,7 @@ impl Op {
         "checkpoint",
         "restore",
         "accept",
-        "select_sequences",
+        "select_rows",
         "park",
         "save",
         "load",
@@ -183,6 +184,16 @@ impl<E: std::error::Error> From<E> for Refusal {
             }
             kind.push(letter.to_ascii_lowercase());
         }
+        // The format keeps the names it began with.
+        let named = [
+            ("sequences", "rows"),
+            ("no_sequence", "no_row"),
+            ("draft_open", "checkpoint_open"),
+            ("no_draft", "no_checkpoint"),
+        ];
+        if let Some((_, format)) = named.iter().find(|(name, _)| *name == kind) {
+            kind = (*format).into();
+        }
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -201,7 +212,7 @@ fn cache(kind: &Value, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, Refus
     }
     let kind =
         Kind::deserialize(kind).map_err(|error| Refusal::new("bad_cache", error.to_string()))?;
-    Ok(kind.cache(decoder, None)?)
+    Ok(kind.cache(decoder)?)
 }
 
 /// A script on its way: the caches by name, and the tensors written so far.
@@ -229,7 +240,15 @@ impl Trace<'_> {
             Op::Feed { tokens, last } => self.feed(index, tokens, last)?,
             Op::Truncate {
                 to: Lengths::All(to),
-            } => cache.truncate(to)?,
+            } => {
+                let longest = cache.lengths().iter().copied().max().unwrap_or(0);
+                if to > longest {
+                    return Err(CacheError::TruncateBeyond { to, longest }.into());
+                }
+                let lengths = cache.lengths().iter();
+                let to: Vec<usize> = lengths.map(|&length| to.min(length)).collect();
+                cache.truncate(&to)?;
+            }
             Op::Truncate {
                 to: Lengths::Each(to),
             } => cache.truncate(&to)?,
@@ -315,8 +334,8 @@ impl Trace<'_> {
         let kept: Vec<CachedPositions> = (0..self.decoder.config().layers.len())
             .map(|layer| cache.cached(LayerIndex::new(layer)))
             .collect();
-        let position: Vec<usize> = (0..kept[0].rows()).map(|row| cache.position(row)).collect();
-        let lists = |kept: &CachedPositions, row: usize| match kept.row(row) {
+        let position = cache.lengths().to_vec();
+        let lists = |kept: &CachedPositions, row: usize| match kept.sequence(row) {
             [shared] => json!(shared),
             heads => json!(heads),
         };
@@ -324,7 +343,7 @@ impl Trace<'_> {
         let whole = |(layer, kept): (usize, &CachedPositions), row: usize| {
             let next = position[row];
             let seen = windows[layer].map_or(next, |window| next.min(window.get() - 1));
-            kept.row(row).iter().all(|list| list.len() == seen)
+            kept.sequence(row).iter().all(|list| list.len() == seen)
         };
         let rows = 0..position.len();
         json!({

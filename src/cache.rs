@@ -1,8 +1,7 @@
 //! The contract between a decoder and its KV cache.
 //!
-//! Read this file first. A decoder runs a step through its layers. At each layer attention hands the new
-//! keys and values to the cache and receives everything it may read there. What the cache keeps between
-//! steps is up to the backend.
+//! Read this file first. A decoder runs a step through its layers. At each layer attention hands the new keys and
+//! values to the cache, and receives everything it may read there. A backend decides what is kept between steps.
 //!
 //! # Terms
 //! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned.
@@ -31,6 +30,7 @@
 //! * You want exact results in less memory: [`residual`](crate::residual) and [`planner`](crate::planner).
 
 mod cached;
+mod draft;
 mod error;
 mod forward;
 mod keys_values;
@@ -47,6 +47,7 @@ use std::fmt;
 
 pub use self::{
     cached::CachedPositions,
+    draft::Draft,
     error::CacheError,
     keys_values::KeysValues,
     layer::LayerIndex,
@@ -99,7 +100,7 @@ use crate::memory::MemoryReport;
 /// errors into [`CacheError::Backend`].
 ///
 /// # Example
-/// Any backend serves any decoder:
+/// Any backend serves any decoder. `examples/custom_backend.rs` is a complete backend.
 ///
 /// ```
 /// # #[cfg(feature = "model")]
@@ -122,8 +123,6 @@ use crate::memory::MemoryReport;
 /// # #[cfg(not(feature = "model"))]
 /// # fn main() {}
 /// ```
-///
-/// `examples/custom_backend.rs` is a complete backend.
 pub trait CacheBackend: fmt::Debug + Send {
     /// Starts a step, or refuses it.
     ///
@@ -264,16 +263,6 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// An independent cache with the same content, an open draft included. Storage is shared until one of the
     /// two writes; both count it as theirs.
     fn fork(&self) -> Box<dyn CacheBackend>;
-}
-
-/// How a draft ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums, reason = "there is no third way")]
-pub enum Draft {
-    /// Its tokens stay.
-    Accept,
-    /// Its tokens are removed.
-    Discard,
 }
 
 const fn unsupported(operation: &'static str) -> CacheError {

@@ -1,21 +1,20 @@
-//! The scheme that makes bits repeat: every product and every reduction that must be exact.
+//! Matrix products and reductions whose bits repeat.
 //!
-//! A cache that rebuilds keys and values is exact only if a row of a linear layer, of a norm and of
-//! attention depends on that row alone: not on how many rows share the call, where it stands among
-//! them, or how the keys were split into calls. Stock kernels do not promise that (a product with
-//! one row sums in another order than one with two), so everything that must be exact goes through
-//! this module, and nothing else in the crate multiplies matrices.
+//! A row is the vector of one token. A cache that rebuilds keys and values is exact only if a row's result in a
+//! linear layer, a norm or attention does not depend on the call: not on how many rows share it, on the row's place
+//! among them, or on how the keys were split into steps. Stock kernels do not guarantee this: a product with one row
+//! sums in another order than a product with two. So everything that must be exact goes through this module. Nothing
+//! else in the crate multiplies matrices.
 //!
-//! * [`linear()`]: the reduction is cut into parts of at most [`KV_BLOCK`] elements whose products are
-//!   added in order. Up to that length the kernels of `flex` are one chain of fused multiply-adds
-//!   whatever the number of rows.
-//! * [`attention()`]: keys are kept transposed, the queries that share a KV head are folded into
-//!   rows, and everything along the keys happens in pieces of [`KV_BLOCK`] slots anchored at slot 0, the
-//!   last one padded where the order of a sum depends on its length. A query's row maximum is global,
-//!   its sums are added piece by piece, and it is divided once.
-//! * [`rms_norm`]: one row, one reduction.
+//! * [`linear()`] cuts the reduction into parts of at most [`KV_BLOCK`] elements and adds their products in order. Up
+//!   to that length the kernels of `flex` compute one chain of fused multiply-adds, whatever the number of rows.
+//! * [`attention()`] reads keys in transposed form, and makes the queries that share a KV head the rows of one
+//!   matrix. Every operation along the keys works on blocks of [`KV_BLOCK`] slots, counted from slot 0. The last
+//!   block is padded where the order of a sum depends on its length. A query has one maximum over all blocks. Its
+//!   sums are added block by block, and the result is divided once.
+//! * [`rms_norm`] computes one reduction for every row.
 //!
-//! Whether that holds on a given device and dtype is never assumed: [`conformance`] measures it.
+//! None of this is assumed to hold on a given device and dtype: [`conformance`] measures it.
 
 pub mod conformance;
 
@@ -36,6 +35,6 @@ pub use self::{
 };
 pub(crate) use self::{pool::in_pool, zeros::zeros};
 
-/// Elements a reduction runs over before its result is added to the others: the length up to which
-/// kernels of different row counts agree, and the size of a piece of keys.
+/// Slots in a block of keys, and elements that a reduction covers before its result is added to the others. Up to
+/// this length, kernels for different numbers of rows agree.
 pub const KV_BLOCK: usize = 512;

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, path::Path};
 
-/// Opens a regular file: anything else could block for ever.
+/// Opens a regular file. Any other kind is refused, because it could block forever.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     if path.metadata()?.is_file() {
         return File::open(path);
@@ -13,7 +13,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     ))
 }
 
-/// All bytes of a regular file.
+/// Reads all bytes of a regular file.
 #[cfg(feature = "text")]
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();

@@ -1,11 +1,12 @@
-//! What tells one model from another.
+//! A hash that identifies a model.
 
 use std::fmt;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// A hash (XXH3, 128 bits) of everything a model is: weights and configuration. It tells models apart
-/// that differ by accident, not by intent.
+/// A hash (XXH3, 128 bits) of the weights and the configuration of a model.
+///
+/// It distinguishes models that differ by accident. It does not protect against forgery.
 ///
 /// ```
 /// use kv_direct::fingerprint::Fingerprint;

@@ -1,4 +1,4 @@
-//! Decoding over token ids: a prompt goes in, an iterator of ids comes out. No text, no printing.
+//! Decoding over token ids: from a prompt to an iterator over generated ids. Works without text and prints nothing.
 
 mod sampling;
 
@@ -22,13 +22,13 @@ pub enum GenerateError {
     /// The model's logits hold a NaN or an infinity, so no token can be chosen.
     #[error("the logits at position {position} are not finite")]
     NotFinite {
-        /// Tokens taken in when they were computed.
+        /// Tokens that were processed when they were computed.
         position: usize,
     },
     /// The logits could not be read from the device.
     #[error("the logits could not be read")]
     Read(#[from] Box<TensorReadError>),
-    /// The decoder refused.
+    /// The decoder refused a step, or failed in it.
     #[error(transparent)]
     Forward(#[from] ForwardError),
 }
@@ -37,25 +37,26 @@ pub enum GenerateError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {
-    /// This id ends a text.
+    /// This id was generated, which ends a text.
     EndOfText(u32),
-    /// This text was to stop it.
+    /// The text contains this stop string.
     StopString(String),
-    /// As many tokens as were asked for.
+    /// The requested number of tokens was generated.
     Length,
 }
 
-/// Decoding: the id with the largest logit, the lowest of equals, or one drawn by a [`Sampling`].
+/// An iterator over generated ids. An id is that of the largest logit (the lowest of equals), or drawn by a
+/// [`Sampling`].
 ///
-/// An iterator that takes the prompt in when first asked, then one token a step. It ends after an id
-/// that ends a text (which it still yields), after as many ids as were asked for, or after an error
-/// (a full context is one). The last id was not fed to the cache. With a lossless cache the ids do
-/// not depend on which one it is or how the prompt is cut.
+/// The first call of `next` processes the prompt, every later one a single token. The iterator ends after an id that
+/// ends a text (which it still yields), after the requested number of ids, or after an error. A full context is an
+/// error. The cache has not processed the last id. With a lossless cache, the ids depend neither on the backend nor
+/// on the chunks of the prompt.
 ///
 /// ```
 /// use burn::tensor::Device;
 /// use kv_direct::{
-///     cache::FullKv,
+///     FullKv,
 ///     generate::{FinishReason, Generation},
 ///     model::{Decoder, DecoderConfig},
 /// };
@@ -78,7 +79,7 @@ where
 {
     decoder: &'a Decoder,
     cache: &'a mut C,
-    /// What is to be fed before the next id can be chosen: the prompt's chunks, then the last id.
+    /// Tokens to process before the next id can be chosen: the chunks of the prompt, then the last id.
     due: VecDeque<Vec<u32>>,
     eos: &'a [u32],
     /// Ids that may still be generated.
@@ -98,7 +99,8 @@ impl<'a, C> Generation<'a, C>
 where
     C: CacheBackend + ?Sized,
 {
-    /// Goes on from where `cache` stands with the tokens of `prompt`: greedy, and without an end.
+    /// Continues from the present content of `cache` with the tokens of `prompt`. Decoding is greedy, and the number
+    /// of ids is not limited.
     ///
     /// # Errors
     /// [`EmptyPrompt`](GenerateError::EmptyPrompt).
@@ -130,7 +132,7 @@ where
         self
     }
 
-    /// Takes the prompt in by calls of at most `tokens` tokens, one at least.
+    /// Processes the prompt in steps of at most `tokens` tokens; 0 counts as 1.
     #[must_use]
     pub fn with_chunks(mut self, tokens: usize) -> Self {
         let prompt: Vec<u32> = self.due.drain(..).flatten().collect();
@@ -138,28 +140,28 @@ where
         self
     }
 
-    /// Ends after `count` ids. With 0 none is generated and nothing is fed to the cache.
+    /// Ends after `count` ids. With 0, none is generated and the cache is not changed.
     #[must_use]
     pub const fn with_max_new(mut self, count: usize) -> Self {
         self.left = count;
         self
     }
 
-    /// Chooses ids by `sampling`. The ids of the prompt count as seen.
+    /// Draws ids by `sampling`. The ids of the prompt count as seen.
     #[must_use]
     pub fn with_sampling(mut self, sampling: Sampling) -> Self {
         self.sampler = self.sampler.with_sampling(sampling);
         self
     }
 
-    /// Counts `ids` as seen too: those that the cache held before the prompt.
+    /// Counts `ids` as seen, too: those that the cache processed before the prompt.
     #[must_use]
     pub fn with_history(mut self, ids: &[u32]) -> Self {
         self.sampler.see(ids);
         self
     }
 
-    /// Why it ended; `None` while it runs and after an error.
+    /// Why the generation ended; `None` while it runs and after an error.
     #[must_use]
     pub const fn finish_reason(&self) -> Option<FinishReason> {
         match self.state {
@@ -212,7 +214,7 @@ where
 
 impl<C> FusedIterator for Generation<'_, C> where C: CacheBackend + ?Sized {}
 
-/// The index of the largest logit, the lowest of equals; `None` if one is not finite or there is none.
+/// The index of the largest logit, the lowest of equals. `None` if a logit is not finite or the slice is empty.
 ///
 /// ```
 /// use kv_direct::generate::argmax;

@@ -1,7 +1,7 @@
 //! The one generic decoder: Llama and its relatives, driven by [`DecoderConfig`].
 //!
-//! The decoder is immutable and holds no cache: one decoder serves any number of caches, and each [`CacheBackend`] any
-//! number of sequences.
+//! The decoder is immutable and holds no cache: one decoder serves any number of caches, and each [`CacheBackend`]
+//! any number of sequences.
 
 mod attention;
 mod block;
@@ -66,7 +66,7 @@ pub struct Decoder {
     /// `[hidden, vocab]`.
     head: Tensor<2>,
     device: Device,
-    /// Measured when it is first asked for.
+    /// Measured on first use.
     conformance: OnceLock<Conformance>,
 }
 
@@ -98,12 +98,12 @@ impl Decoder {
         self.config().shape(self.dtype())
     }
 
-    /// Whether the kernels repeat bits for this decoder, on its device: what
-    /// [`ResidualCheckpoint`](crate::ResidualCheckpoint) is built with.
+    /// Whether the kernels repeat bits for this decoder, on its device. A
+    /// [`ResidualCheckpoint`](crate::ResidualCheckpoint) is built with this report.
     ///
     /// # Cost
-    /// The first call measures ([`Conformance::probe`]): half a second for 135 M parameters. Later calls return the same
-    /// report.
+    /// The first call measures ([`Conformance::probe`]), which takes half a second for 135 M parameters. Later calls
+    /// return the same report.
     #[must_use]
     pub fn conformance(&self) -> &Conformance {
         let probe = || Conformance::probe(&self.shape().kernels, &self.device, self.dtype());
@@ -153,8 +153,8 @@ impl Decoder {
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
         self.check_positions(step.positions())?;
         let residual = self.embed(step.tokens())?;
-        let rows = step.positions().sequences() * step.positions().width();
-        in_pool(&self.device, rows, || {
+        let tokens = step.positions().sequences() * step.positions().width();
+        in_pool(&self.device, tokens, || {
             cache.begin(&step)?;
             let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
             cache.commit()?;
@@ -204,13 +204,13 @@ impl Decoder {
     }
 
     /// Runs the blocks `layers` of a step that was begun and is not yet committed, the residual
-    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all layers, `commit` and
-    /// [`logits`](Self::logits). Between two calls the residual may be read, moved or replaced.
+    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all layers, `commit`
+    /// and [`logits`](Self::logits). Between two calls the residual may be read, moved or replaced.
     ///
     /// # Errors
-    /// [`Layers`](ForwardError::Layers) for layers the decoder does not have,
-    /// [`Residual`](ForwardError::Residual) for a residual of another shape than the step's,
-    /// [`ContextFull`](ForwardError::ContextFull), and the errors of the cache.
+    /// [`Layers`](ForwardError::Layers) for layers the decoder does not have, [`Residual`](ForwardError::Residual)
+    /// for a residual of another shape than the step's, [`ContextFull`](ForwardError::ContextFull), and the errors of
+    /// the cache.
     pub fn run<C>(
         &self,
         layers: Range<usize>,

@@ -38,6 +38,7 @@
 //! The recipe, down to the test suite, is [`docs/adding-a-backend.md`](crate::_documentation::adding_a_backend).
 
 mod attention;
+mod decisions;
 mod entries;
 mod evicting;
 mod full_kv;

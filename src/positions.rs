@@ -5,8 +5,8 @@ use std::{fmt, num::NonZeroUsize, ops::Range, sync::Arc};
 /// A position for every slot of a batch, `[batch, heads, width]`, or [`EMPTY`](Self::EMPTY) where a slot holds no
 /// token.
 ///
-/// `heads` is 1 where all heads share one list, else the number of KV heads. A position is the index of a token
-/// in its own sequence. It says which token a slot holds, not where that is stored. Cloning is cheap.
+/// `heads` is 1 where all heads share one list, else the number of KV heads. A position is the index of a token in
+/// its own sequence. It says which token a slot holds, not where that is stored. Cloning is cheap.
 ///
 /// ```
 /// use kv_direct::positions::Positions;
@@ -28,8 +28,8 @@ impl Positions {
     /// Marks a slot that holds no token: a pad among queries, a free slot among keys.
     pub const EMPTY: usize = usize::MAX;
 
-    /// Consecutive positions: sequence `i` holds `starts[i] .. starts[i] + lengths[i]`, then
-    /// [`EMPTY`](Self::EMPTY) up to the longest sequence.
+    /// Consecutive positions: sequence `i` holds `starts[i] .. starts[i] + lengths[i]`, then [`EMPTY`](Self::EMPTY)
+    /// up to the longest sequence.
     ///
     /// # Panics
     /// If `starts` and `lengths` differ in length.
@@ -74,8 +74,8 @@ impl Positions {
         }
     }
 
-    /// `heads` lists for every sequence, one sequence after the other; a single list for each sequence if its heads
-    /// agree in all of them.
+    /// Positions from `heads` lists for every sequence, one sequence after another. A sequence stores a single list
+    /// if, in every sequence, all heads have the same list.
     pub(crate) fn from_lists<L: AsRef<[usize]>>(heads: usize, lists: &[L]) -> Self {
         let agree = |list: &[L]| list.iter().all(|l| l.as_ref() == list[0].as_ref());
         if lists.chunks(heads).all(agree) {
@@ -89,8 +89,7 @@ impl Positions {
         }
     }
 
-    /// Lists that differ between KV heads: `sequences[sequence][head]`. Shorter lists end in
-    /// [`EMPTY`](Self::EMPTY).
+    /// Lists that differ between KV heads: `sequences[sequence][head]`. Shorter lists end in [`EMPTY`](Self::EMPTY).
     ///
     /// # Panics
     /// If sequences differ in their number of heads.
@@ -144,7 +143,7 @@ impl Positions {
         slots.filter(|&&position| position != Self::EMPTY).count()
     }
 
-    /// Whether all sequences hold the same lists, so that one can stand for all.
+    /// Whether all sequences have the same lists, so that the lists of one serve for all.
     pub(crate) fn sequences_agree(&self) -> bool {
         let list = self.heads * self.width;
         let mut sequences = self.slots.chunks(list.max(1));
@@ -201,8 +200,9 @@ impl fmt::Display for Positions {
     }
 }
 
-/// Whether the query at one position may see the key at another, in a layer that attends to `window` tokens (the
-/// query's own included) or, without a window, to all.
+/// Whether the query at one position sees the key at another.
+///
+/// A sliding-window layer attends to `window` tokens, the query's own included. `None` is a full-attention layer.
 ///
 /// ```
 /// use kv_direct::positions::visible;

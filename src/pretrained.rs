@@ -1,9 +1,9 @@
-//! Reads a model folder as Hugging Face lays it out: `config.json` and safetensors files.
+//! Reads a model folder in Hugging Face's layout: `config.json` and safetensors files.
 //!
-//! Nothing here touches the network, and nothing is printed. A family is data: a mapping of its
-//! configuration to [`DecoderConfig`] and of its tensor names to neutral ones. What can be read, by
-//! `model_type`: `llama`, `qwen2`, `qwen3`, `gemma3_text`, and the text model of `gemma3`. A field that
-//! changes the mathematics in a way the crate does not implement is an error that names it.
+//! The module never uses the network and never prints. A model family is data: a mapping of its configuration to
+//! [`DecoderConfig`] and of its tensor names to neutral ones. The supported values of `model_type` are `llama`,
+//! `qwen2`, `qwen3`, `gemma3_text`, and `gemma3`, of which the text model is read. A field that changes the
+//! mathematics in a way that the crate does not implement is an error that names the field.
 
 mod check;
 mod decode;
@@ -36,40 +36,40 @@ use crate::model::{BuildError, Decoder, DecoderConfig};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Pretrained {
-    /// The decoder, in f32 whatever dtype was stored.
+    /// The decoder, in f32 whatever dtype is stored.
     pub decoder: Decoder,
-    /// Ids that end a text: those of `config.json` and of `generation_config.json` together.
+    /// Ids that end a text, from both `config.json` and `generation_config.json`.
     pub eos: Vec<u32>,
-    /// What the folder leaves open or contradicts itself in.
+    /// What the folder does not state, or states inconsistently.
     pub warnings: Vec<Warning>,
 }
 
-/// How far loading has come.
+/// The progress of loading.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Loaded<'a> {
-    /// The tensor that is in place now, by its name in the file.
+    /// The tensor that was just loaded, by its name in the file.
     pub tensor: &'a str,
     /// Bytes read so far, as stored.
     pub bytes: u64,
-    /// Bytes of all tensors the model needs, as stored.
+    /// Bytes of all tensors that the model needs, as stored.
     pub total: u64,
 }
 
 /// Loads the model in `dir` onto `device`.
 ///
 /// # Errors
-/// [`LoadError`], naming the file and, where it is about one, the tensor or field with what was
-/// expected and what was found.
+/// [`LoadError`]. It names the file and, if the error concerns one, the tensor or field, with what was expected and
+/// what was found.
 ///
 /// # Cost
-/// The weights in f32, and on top of them a few rows of one tensor as read and 16 MiB of it as stored.
-/// Files are mapped while they are read: leave them alone meanwhile. Cutting one short ends the
-/// process on most systems.
+/// Memory for the weights in f32 and, on top of them, for a few decoded rows and 16 MiB of one stored tensor. Files
+/// are memory-mapped while they are read and must not be changed meanwhile. On most systems, cutting one short ends
+/// the process.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
-/// use kv_direct::{cache::FullKv, pretrained::load};
+/// use kv_direct::{FullKv, pretrained::load};
 ///
 /// let model = load("models/smollm2-135m-instruct", &Device::flex())?;
 /// for warning in &model.warnings {
@@ -83,7 +83,7 @@ pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Pretrained, LoadEr
     load_with_progress(dir, device, |_| {})
 }
 
-/// [`load`], telling `progress` of every tensor once it is in place.
+/// As [`load`], and calls `progress` after each tensor.
 ///
 /// # Errors
 /// As [`load`].
@@ -126,7 +126,7 @@ pub fn load_with_progress(
             total,
         });
     };
-    // A tensor is in place when the next one is asked for, or nothing is left to ask for.
+    // A tensor is loaded when the next one is requested, or when all are.
     let mut last: Option<String> = None;
     let decoder = Decoder::from_weights(config, device, |neutral, _| {
         let tensor = names.tensor(neutral);
@@ -153,22 +153,21 @@ pub fn load_with_progress(
     })
 }
 
-/// The configuration in `dir`, by `config.json` alone: the weights need not be there, and nothing is
-/// read of them.
+/// Reads the configuration in `dir` without its weights, which need not exist.
 ///
-/// Where there are weights, [`load`] goes by them in two points: without a stored head the head is the
-/// embedding, and Gemma's embedding scale is rounded to the dtype the embedding is stored in. Here the
-/// configuration's own word counts, f32 if it names no dtype.
+/// [`load`] also uses the weights, for two fields. Without a stored head, the head is the embedding. Gemma's
+/// embedding scale is rounded to the dtype in which the embedding is stored. Here both come from the configuration
+/// alone; if it states no dtype, the scale is rounded to f32.
 ///
 /// # Errors
-/// As [`load`] for the two configuration files.
+/// As [`load`], for the two configuration files.
 ///
 /// ```no_run
 /// let config = kv_direct::pretrained::config("models/gemma3-270m")?;
 /// let windows = config.layers.iter().filter(|layer| layer.window.is_some());
-/// println!("{} of {} layers have a window", windows.count(), config.layers.len());
+/// println!("{} of {} layers have a sliding window", windows.count(), config.layers.len());
 /// # Ok::<(), kv_direct::pretrained::LoadError>(())
 /// ```
 pub fn config(dir: impl AsRef<Path>) -> Result<DecoderConfig, LoadError> {
-    Ok(Described::read(dir.as_ref())?.alone())
+    Ok(Described::read(dir.as_ref())?.without_weights())
 }

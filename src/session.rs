@@ -1,23 +1,27 @@
 //! Session files: a cache written to one safetensors file, and read back.
 //!
-//! A file holds everything a backend needs to go on ([`State`](crate::cache::State)) and says what it
-//! belongs to: the weights ([`Fingerprint`]), the backend, its options, the model's shape and dtype, and
-//! the version of the format. Every tensor and the whole of these facts carry a checksum (XXH3), which
-//! finds damage and no forgery.
+//! A file holds everything a backend needs to continue ([`State`](crate::cache::State)) and what it belongs to: the
+//! weights ([`Fingerprint`](crate::fingerprint::Fingerprint)), the backend, its options, the model's shape and dtype,
+//! and the version of the format. Every tensor has a checksum (XXH3), and all of these facts together have one.
+//! Checksums detect damage, not forgery.
 //!
-//! # The file
-//! Rows, positions, ids and scores are tensors: a [`Tensor`](crate::cache::Entry::Tensor) has four
-//! dimensions in the dtype of the model, the lists have one, integers in U64, ids in U32, scores in F32.
-//! The header's `__metadata__` says `format` (`kv-direct session`), `version`, `written_by`, `fingerprint`,
-//! `backend`, `option.NAME` for every option, `model` and `checksum.NAME` for every tensor: the XXH3 of the line `NAME DTYPE
-//! [SHAPE]` and its bytes. `checksum` is that of a line `LENGTH KEY LENGTH VALUE` for every other fact, sorted.
-//! All of them are 16 hexadecimal digits.
-//!
-//! What is read back goes on with the same bits as long as the kernels are the same: on one kind of
+//! A cache that is read back continues with the same bits as long as the kernels are the same: on one kind of
 //! machine, with one build.
 //!
+//! # The file
+//! Keys, values, residuals, positions, ids and scores are tensors. A [`Tensor`](crate::cache::Entry::Tensor) has four
+//! dimensions, in the dtype of the model. The lists have one: integers in U64, ids in U32, scores in F32.
+//!
+//! The header's `__metadata__` has these keys:
+//! * `format` (`kv-direct session`), `version`, `written_by`, `fingerprint`, `backend`, `model`
+//! * `option.NAME` for every option
+//! * `checksum.NAME` for every tensor: the XXH3 of the line `NAME DTYPE [SHAPE]` and the tensor's bytes
+//! * `checksum`: the XXH3 of a line `LENGTH KEY LENGTH VALUE` for every other key, sorted
+//!
+//! All checksums are 16 hexadecimal digits.
+//!
 //! ```
-//! use kv_direct::cache::{CacheBackend, Window};
+//! use kv_direct::{CacheBackend, Window};
 //! use kv_direct::session::{self, SessionError};
 //! # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
 //! # let device = Device::flex();
@@ -34,11 +38,12 @@
 //!
 //! let mut other = Window::new(&decoder.shape(), 2)?;
 //! session::load(&path, &mut other, &model, &device)?;
-//! assert_eq!((other.position(0), other.memory()), (3, cache.memory()));
+//! assert_eq!(other.lengths(), [3]);
+//! assert_eq!(other.memory(), cache.memory());
 //!
 //! let mut wider = Window::new(&decoder.shape(), 5)?;
 //! let refused = session::load(&path, &mut wider, &model, &device).unwrap_err();
-//! assert!(matches!(refused, SessionError::Cache { .. }), "the file is of a window of 2");
+//! assert!(matches!(refused, SessionError::Cache { .. }), "the file has a window of 2");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -49,8 +54,8 @@ mod write;
 
 pub use self::{error::SessionError, read::load, write::save};
 
-/// Says that a safetensors file is a session.
+/// The format in the header of a session.
 const FORMAT: &str = "kv-direct session";
 
-/// The version of the format that is written, and the newest that is read.
+/// The version of the format that is written. It is also the newest that can be read.
 const VERSION: u32 = 1;

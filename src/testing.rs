@@ -1,12 +1,11 @@
-//! The contract suite: the laws of [`CacheBackend`] as functions that any backend can be put through.
+//! The contract suite: the laws of [`CacheBackend`] as functions that test any backend.
 //!
-//! A law takes a [`Contract`], which says how a backend is built and what it claims, and a device. It
-//! brings its own small random decoders, feeds them, and panics with the law, the model and the step
-//! where something does not hold. [`FullKv`](crate::cache::FullKv) is the oracle. No law asks what type
-//! a backend is; what differs between backends is declared. [`contract_tests!`](crate::contract_tests)
-//! makes a test of every law.
+//! A law takes a [`Contract`], which says how a backend is built and what it claims, and a device. The law runs small
+//! random decoders on the backend. If something does not hold, it panics with the law, the model and the step.
+//! [`FullKv`](crate::FullKv) is the reference. No law checks the type of a backend: what differs between backends is
+//! declared. [`contract_tests!`](crate::contract_tests) makes a test of every law.
 //!
-//! What is compared is bits, so the device must keep them for `FullKv`: see
+//! Laws compare bits, so the device must repeat bits for `FullKv`: see
 //! [`Conformance`](crate::exact::conformance::Conformance).
 
 mod batches;
@@ -25,27 +24,29 @@ mod test_run;
 mod truncation;
 
 pub use self::{
-    batches::{heads_do_not_depend_on_the_batch, rows_do_not_depend_on_their_neighbours},
+    batches::{heads_do_not_depend_on_the_batch, sequences_do_not_depend_on_each_other},
     bits::{an_ample_budget_equals_full_kv, bits_repeat},
     contract::{AMPLE, Contract, TIGHT},
-    drafts::{a_draft_taken_back_never_was, an_accepted_draft_came_in_one_call},
-    keeping::{kept_is_what_the_next_call_reads, the_budget_holds_once_a_step_is_over},
-    life::{caches_do_not_touch_each_other, cleared_is_fresh},
+    drafts::{a_discarded_draft_leaves_no_trace, an_accepted_draft_equals_one_step},
+    keeping::{cached_is_what_the_next_step_reads, the_budget_holds_after_each_step},
+    life::{a_cleared_cache_is_as_new, caches_are_independent},
     memory::memory_is_what_is_held,
-    reading::{rows_are_shown_as_they_came_in, the_newest_rows_are_readable},
+    reading::{entries_are_returned_as_stored, the_newest_entries_are_readable},
     refusals::{a_failed_step_needs_a_clear, a_refused_call_changes_nothing},
-    states::{a_parked_cache_goes_on, a_state_goes_on_elsewhere, selected_rows_go_on_as_alone},
+    states::{
+        a_parked_cache_continues, a_state_continues_elsewhere, selected_sequences_continue_as_alone,
+    },
     truncation::a_truncation_is_exact_or_refused,
 };
 #[cfg(doc)]
 use crate::cache::CacheBackend;
 
-/// Makes one `#[test]` for every law and backend, in a module for each backend.
+/// Makes one `#[test]` for every law and backend, in one module for each backend.
 ///
-/// First the device, then for each backend a name and its [`Contract`].
+/// The device comes first, then a name and a [`Contract`] for each backend.
 ///
 /// ```no_run
-/// use kv_direct::{burn::tensor::Device, cache::{FullKv, Window}, testing::Contract};
+/// use kv_direct::{FullKv, Window, burn::tensor::Device, testing::Contract};
 ///
 /// kv_direct::contract_tests! {
 ///     on Device::flex();
@@ -63,25 +64,25 @@ macro_rules! contract_tests {
 
             $crate::contract_tests! {
                 @laws ($device, $contract)
-                the_newest_rows_are_readable
-                rows_are_shown_as_they_came_in
-                kept_is_what_the_next_call_reads
-                the_budget_holds_once_a_step_is_over
+                the_newest_entries_are_readable
+                entries_are_returned_as_stored
+                cached_is_what_the_next_step_reads
+                the_budget_holds_after_each_step
                 an_ample_budget_equals_full_kv
                 bits_repeat
-                cleared_is_fresh
-                caches_do_not_touch_each_other
+                a_cleared_cache_is_as_new
+                caches_are_independent
                 a_refused_call_changes_nothing
                 a_failed_step_needs_a_clear
                 memory_is_what_is_held
-                rows_do_not_depend_on_their_neighbours
+                sequences_do_not_depend_on_each_other
                 heads_do_not_depend_on_the_batch
                 a_truncation_is_exact_or_refused
-                a_draft_taken_back_never_was
-                an_accepted_draft_came_in_one_call
-                a_state_goes_on_elsewhere
-                selected_rows_go_on_as_alone
-                a_parked_cache_goes_on
+                a_discarded_draft_leaves_no_trace
+                an_accepted_draft_equals_one_step
+                a_state_continues_elsewhere
+                selected_sequences_continue_as_alone
+                a_parked_cache_continues
             }
         }
     )+};

@@ -1,9 +1,9 @@
-//! Text in and out: a model folder's tokenizer and chat template, and pieces of text as they come.
+//! Text in and out: the tokenizer and the chat template of a model folder, streamed text, and stop strings.
 //!
 //! ```
 //! use burn::tensor::Device;
 //! use kv_direct::{
-//!     cache::FullKv,
+//!     FullKv,
 //!     generate::Generation,
 //!     pretrained::load,
 //!     text::{TextGeneration, Tokenizer},
@@ -37,12 +37,12 @@ pub use self::{
 use self::{chat::Template, config::Config};
 use crate::files;
 
-/// Text to ids and back, as a model folder says.
+/// The tokenizer of a model folder: converts text to ids and back.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The id that begins a text, where the folder names one.
+    /// The id that begins a text, if the folder names one.
     bos: Option<u32>,
-    /// Whether the folder asks for it in front of raw text.
+    /// Whether the folder requires it in front of raw text.
     add_bos: bool,
     template: Template,
 }
@@ -58,12 +58,12 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where they are there, `tokenizer_config.json`,
-    /// `special_tokens_map.json` and `chat_template.jinja` (which wins over the template in
-    /// `tokenizer_config.json`). Truncation and padding in `tokenizer.json` are switched off.
+    /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`, `special_tokens_map.json` and
+    /// `chat_template.jinja`. The latter replaces the template in `tokenizer_config.json`. Truncation and padding in
+    /// `tokenizer.json` are switched off.
     ///
     /// # Errors
-    /// [`TextError`], naming the file. A bad chat template is an error of [`render`](Self::render).
+    /// [`TextError`], which names the file. A bad chat template is an error of [`render`](Self::render).
     ///
     /// ```
     /// use kv_direct::text::Tokenizer;
@@ -108,10 +108,10 @@ impl Tokenizer {
 
     /// The ids of raw text, with the special tokens that the tokenizer puts around a text.
     ///
-    /// Exactly one begin-of-text id comes first where `tokenizer.json` or `add_bos_token` asks for
-    /// one. A text that begins with that token's own string gets no second one; transformers would
-    /// put one there. transformers also leaves `add_bos_token` unread where there is a
-    /// `tokenizer.json`; here `true` counts, `false` leaves it to `tokenizer.json`.
+    /// Exactly one begin-of-text id comes first if `tokenizer.json` or `add_bos_token` requires one. A text that
+    /// begins with that token's own string does not get a second one, as it does in transformers. transformers also
+    /// ignores `add_bos_token` if there is a `tokenizer.json`. Here `true` adds the token, and `false` leaves the
+    /// decision to `tokenizer.json`.
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -122,7 +122,7 @@ impl Tokenizer {
         let Some(bos) = self.bos else {
             return Ok(ids);
         };
-        // The mask is 1 where an id does not come from the text.
+        // The mask is 1 if an id does not come from the text.
         let put = ids.first() == Some(&bos) && encoding.get_special_tokens_mask()[0] == 1;
         let own = ids.get(usize::from(put)) == Some(&bos);
         if put && own {
@@ -133,13 +133,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`, without special tokens and ids outside the vocabulary. Bytes that are no
-    /// UTF-8 become U+FFFD.
+    /// The text of `ids`, without special tokens and ids outside the vocabulary. Bytes that are not UTF-8 become
+    /// U+FFFD.
     ///
     /// # Errors
     /// [`TextError::Decode`].
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
-        // Some decoders of tokenizers cannot bear an empty list.
+        // Some decoders of the tokenizers crate fail on an empty list.
         if ids.iter().all(|&id| self.shown(id).is_none()) {
             return Ok(String::new());
         }
@@ -153,17 +153,17 @@ impl Tokenizer {
         TextStream::new(self)
     }
 
-    /// The folder's chat template on `messages`, followed by the opening of an answer where
-    /// `add_generation_prompt` says so: the string that transformers renders.
+    /// Renders `messages` with the folder's chat template, as transformers does. With `add_generation_prompt`, the
+    /// opening of a reply follows.
     ///
-    /// Nothing in a message is escaped: one that holds the string of a special token yields it.
+    /// Nothing in a message is escaped: a message that contains the string of a special token yields that token.
     ///
     /// # Errors
-    /// [`TextError::NoTemplate`], [`TextError::Raised`] if the template refuses the messages,
-    /// [`TextError::Template`] if it is no good itself.
+    /// [`TextError::NoTemplate`], [`TextError::Raised`] if the template refuses the messages, [`TextError::Template`]
+    /// if the template itself is wrong.
     ///
     /// # Cost
-    /// Parses the template in every call.
+    /// Every call parses the template.
     ///
     /// ```
     /// use kv_direct::text::{Message, Tokenizer};
@@ -181,8 +181,8 @@ impl Tokenizer {
         self.template.render(messages, add_generation_prompt)
     }
 
-    /// The ids of [`render`](Self::render)'s text. Nothing is added: a template writes its special
-    /// tokens itself.
+    /// The ids of the text that [`render`](Self::render) returns. No special tokens are added: a template contains
+    /// its own.
     ///
     /// # Errors
     /// As [`render`](Self::render), and [`TextError::Encode`].
@@ -197,7 +197,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The token of an id that decoding shows; `None` for special and unknown ones.
+    /// The token of an id; `None` for special and unknown ones, which decoding leaves out.
     fn shown(&self, id: u32) -> Option<String> {
         let special = self.inner.get_added_vocabulary();
         let token = self.inner.id_to_token(id)?;

@@ -8,10 +8,11 @@ use std::{convert::Infallible, env, hint::black_box, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, ResidualCheckpoint, ResidualConfig},
+    cache::CacheBackend,
     exact::conformance::Conformance,
     model::{Decoder, DecoderConfig, Input},
     pretrained::load,
+    residual::{ResidualCheckpoint, ResidualConfig},
 };
 
 const MODEL: &str = "smollm2-135m-instruct";
@@ -65,19 +66,9 @@ pub(crate) fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: u
 pub(crate) fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
     let logits = decoder.forward(Input::from(&[7][..]), cache);
     black_box(logits.expect("a step").into_data());
-    cache.truncate(tokens).expect("the last call");
+    cache.truncate(&[tokens]).expect("the last call");
 }
 
-pub(crate) fn probe(decoder: &Decoder) -> Conformance {
-    let shape = decoder.shape();
-    Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
-}
-
-pub(crate) fn residual(
-    decoder: &Decoder,
-    config: ResidualConfig,
-    probe: &Conformance,
-) -> ResidualCheckpoint {
-    let config = config.with_conformance(probe.clone());
-    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("flex is exact")
+pub(crate) fn residual(decoder: &Decoder, config: impl Into<ResidualConfig>) -> ResidualCheckpoint {
+    ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config).expect("flex is exact")
 }

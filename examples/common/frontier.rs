@@ -3,7 +3,8 @@
 use std::{fmt::Write, path::Path};
 
 use anyhow::{Result, anyhow};
-use kv_direct::cache::{Cost, Plan, Planner};
+use kv_direct::planner::{Cost, Planner};
+use kv_direct::residual::Plan;
 use plotters::prelude::*;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -12,7 +13,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub(crate) struct Point {
     pub(crate) budget: usize,
     pub(crate) plan: Plan,
-    pub(crate) price: Cost,
+    pub(crate) cost: Cost,
     /// Seconds of a step.
     pub(crate) predicted: f64,
     /// The same, measured.
@@ -44,8 +45,8 @@ pub(crate) fn table(points: &[Point], everything: Option<f64>) -> String {
             out,
             "{:10.2} | {:7.2} | {:7.2} | {:4} | {:8} | {:11.4} | {:>10} | {ratio:>5} | {}",
             mib(point.budget),
-            mib(point.price.between()),
-            mib(point.price.scratch),
+            mib(point.cost.between()),
+            mib(point.cost.scratch),
             point.plan.hot(),
             point.plan.chunk(),
             point.predicted,

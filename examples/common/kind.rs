@@ -1,13 +1,13 @@
 //! Caches by name and options, as scripts and reports have them (`docs/trace.md`).
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, FullKv, Group, H2o, H2oConfig, Indexing, ModelShape, Plan,
-        Pooling, ResidualCheckpoint, ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm,
+    cache::{CacheBackend, CacheError, ModelShape},
+    model::Decoder,
+    policy::{
+        FullKv, Group, H2o, H2oConfig, Indexing, Pooling, SnapKv, SnapKvConfig, StreamingLlm,
         StreamingLlmConfig, TokenBudget, Tova, TovaConfig, Window,
     },
-    exact::conformance::Conformance,
-    model::Decoder,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 use serde::{Deserialize, Serialize};
 
@@ -163,12 +163,8 @@ impl Kind {
         })
     }
 
-    /// An empty cache; an exact one on the report of a probe where that was made before.
-    pub(crate) fn cache(
-        &self,
-        decoder: &Decoder,
-        probe: Option<&Conformance>,
-    ) -> Result<Box<dyn CacheBackend>, CacheError> {
+    /// An empty cache.
+    pub(crate) fn cache(&self, decoder: &Decoder) -> Result<Box<dyn CacheBackend>, CacheError> {
         let shape = decoder.shape();
         Ok(match *self {
             Self::Full {} => Box::new(FullKv::new(&shape)),
@@ -220,11 +216,12 @@ impl Kind {
             }
             Self::Residual { hot, plan } => {
                 let plan = plan.plan(&shape)?.with_hot(hot);
-                let mut config = ResidualConfig::planned(plan).even_if_larger();
-                if let Some(probe) = probe {
-                    config = config.with_conformance(probe.clone());
-                }
-                Box::new(ResidualCheckpoint::new(&shape, decoder.device(), config)?)
+                let config = ResidualConfig::new(plan).even_if_larger();
+                Box::new(ResidualCheckpoint::new(
+                    &shape,
+                    decoder.conformance(),
+                    config,
+                )?)
             }
         })
     }
@@ -244,7 +241,7 @@ impl Retained {
 impl Rows {
     fn budget(self) -> Result<TokenBudget, CacheError> {
         match self {
-            Self::Number(rows) => Ok(TokenBudget::rows(rows)),
+            Self::Number(rows) => Ok(TokenBudget::tokens(rows)),
             Self::OfPrompt(ratio) => TokenBudget::of_prompt(ratio),
         }
     }

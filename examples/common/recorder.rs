@@ -77,5 +77,5 @@ where
         Ok(answer)
     }
 
-    forward_backend!(self => self.inner; begin wants observe commit questions life clear fork);
+    forward_backend!(self => self.inner; begin wants observe commit queries lifecycle clear fork);
 }

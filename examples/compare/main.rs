@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kind::Kind;
-use kv_direct::{exact::conformance::Conformance, text::Tokenizer};
+use kv_direct::text::Tokenizer;
 use measure::{Measurement, Prompt, Reference, Setup};
 
 /// Compares cache backends on greedy decoding.
@@ -89,10 +89,8 @@ fn main() -> Result<()> {
 
     let model = common::load(&args.model)?;
     let decoder = &model.decoder;
-    let shape = decoder.shape();
     let setup = Setup {
         decoder,
-        conformance: Conformance::probe(&shape.kernels, decoder.device(), shape.dtype),
         chunk: args.chunk,
     };
     let mut runs: Vec<(Kind, usize)> = Vec::new();
@@ -101,7 +99,7 @@ fn main() -> Result<()> {
             let kind = Kind::with_budget(name, budget);
             let kind = kind.with_context(|| format!("there is no backend {name}"))?;
             // Refused now, not after an hour.
-            kind.cache(decoder, Some(&setup.conformance))
+            kind.cache(decoder)
                 .with_context(|| format!("{name} with {budget} rows"))?;
             runs.push((kind, budget));
         }

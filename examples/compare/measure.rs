@@ -5,11 +5,13 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, Cost, FullKv, Plan, Step, TokenIds},
-    exact::conformance::Conformance,
+    cache::{CacheBackend, CacheError, Step, TokenIds},
     generate::argmax,
     memory::MemoryReport,
     model::{Decoder, Input},
+    planner::Cost,
+    policy::FullKv,
+    residual::Plan,
 };
 use serde_json::{Value, json};
 
@@ -24,7 +26,6 @@ const HEAD_ROWS: usize = 64;
 /// What all runs of a comparison share.
 pub(crate) struct Setup<'a> {
     pub(crate) decoder: &'a Decoder,
-    pub(crate) conformance: Conformance,
     pub(crate) chunk: Option<usize>,
 }
 
@@ -42,8 +43,11 @@ impl Setup<'_> {
         let calls = prompt.len().div_ceil(chunk);
         let decoder = self.decoder;
         for (call, tokens) in prompt.chunks(chunk).enumerate() {
-            let step = Step::new(TokenIds::from(tokens), &[cache.position(0)])?
-                .with_more_follows(call + 1 < calls);
+            let step = Step::new(
+                TokenIds::from(tokens),
+                &[cache.lengths().first().copied().unwrap_or(0)],
+            )?
+            .with_more_follows(call + 1 < calls);
             let residual = decoder.embed(step.tokens())?;
             cache.begin(&step)?;
             let layers = 0..decoder.config().layers.len();
@@ -200,7 +204,7 @@ impl Reference {
         prompt: &Prompt,
         bar: &ProgressBar,
     ) -> Result<Measurement> {
-        let mut free = kind.cache(setup.decoder, Some(&setup.conformance))?;
+        let mut free = kind.cache(setup.decoder)?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
         let chunk = setup.chunk.unwrap_or(prompt.tokens.len());
         let (mut logits, hashes, most) = setup.prefill(&mut free, &prompt.tokens, chunk)?;
@@ -250,11 +254,9 @@ impl Reference {
         row.matches.push(matching as f64 / self.tokens.len() as f64);
         row.memory = free.memory();
         let shape = setup.decoder.shape();
-        let price = |plan: Plan| (plan.cost(&shape, free.position(0)), plan);
-        row.plan = kind
-            .plan(&shape)
-            .map(price)
-            .map(|(price, plan)| (plan, price));
+        let cost = |plan: Plan| Ok::<_, CacheError>((plan.cost(&shape, free.lengths()[0])?, plan));
+        let cost = kind.plan(&shape).map(cost).transpose()?;
+        row.plan = cost.map(|(cost, plan)| (plan, cost));
         let (fed, at_end) = (
             self.tokens.len().saturating_sub(2).max(1),
             in_use(&row.memory),

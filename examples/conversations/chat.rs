@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use kv_direct::{
-    cache::{CacheBackend, FullKv},
+    cache::CacheBackend,
     generate::argmax,
     memory::MemoryReport,
     model::Input,
+    policy::FullKv,
     pretrained::Pretrained,
     text::{Message, Tokenizer},
 };
@@ -82,7 +83,7 @@ where
     C: CacheBackend,
 {
     let (mut first, mut answer) = (None, Vec::new());
-    let mut due = ids[cache.position(0)..].to_vec();
+    let mut due = ids[cache.lengths()[0]..].to_vec();
     loop {
         let input = Input::from(&due[..]).last_only();
         let logits = model.decoder.forward(input, cache)?;
@@ -125,7 +126,7 @@ pub(crate) fn alone(
     let turn = |_| {
         let (mut ids, keep) = chat.ask(tokenizer)?;
         // A layer with a window may have let go of what would be needed there.
-        if cache.truncate(keep).is_err() {
+        if cache.truncate(&[keep]).is_err() {
             cache.clear();
         }
         let answer = answer(model, &mut cache, &ids, new, |_| ())?;

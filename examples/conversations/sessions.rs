@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Result, ensure};
 use indicatif::ProgressBar;
 use kv_direct::{
-    cache::{CacheBackend, Plan, ResidualCheckpoint, ResidualConfig},
-    exact::conformance::Conformance,
+    cache::CacheBackend,
     pretrained::Pretrained,
+    residual::{Plan, ResidualCheckpoint},
     text::Tokenizer,
 };
 
@@ -55,13 +55,12 @@ impl<'a> Sessions<'a> {
         budget: usize,
     ) -> Result<Self> {
         let (decoder, shape) = (&model.decoder, model.decoder.shape());
-        // One probe serves all: it is about the model's shape and the device.
-        let probe = Conformance::probe(&shape.kernels, decoder.device(), shape.dtype);
+        // All entries are stored until a chat is parked.
+        let plan = Plan::tokens(&shape).with_hot(usize::MAX);
         let session = |number| {
-            let config = ResidualConfig::parked().with_conformance(probe.clone());
             Ok(Session {
                 chat: Chat::new(number),
-                cache: ResidualCheckpoint::new(&shape, decoder.device(), config)?,
+                cache: ResidualCheckpoint::new(&shape, decoder.conformance(), plan.clone())?,
                 spoke: 0,
             })
         };
@@ -91,7 +90,8 @@ impl<'a> Sessions<'a> {
         let start = Instant::now();
         let session = &mut self.sessions[number];
         let (ids, keep) = session.chat.ask(self.tokenizer)?;
-        session.cache.truncate(keep)?;
+        let to = vec![keep; session.cache.lengths().len()];
+        session.cache.truncate(&to)?;
         let parked = session.cache.is_parked();
         self.make_room(number, ids.len() + new)?;
         let silent = self.resident() - self.sessions[number].cache.memory().total();
@@ -135,9 +135,9 @@ impl<'a> Sessions<'a> {
         })
     }
 
-    /// Parks chats, the longest silent first, until this one can grow to `tokens` tokens.
+    /// Parks chats, the longest idle first, until this one can grow to `tokens` tokens.
     fn make_room(&mut self, number: usize, tokens: usize) -> Result<()> {
-        let needed = self.needed(tokens);
+        let needed = self.needed(tokens)?;
         loop {
             let own = self.sessions[number].cache.memory().total();
             let held = self.resident() - own;
@@ -147,24 +147,24 @@ impl<'a> Sessions<'a> {
             let others = self.sessions.iter_mut().enumerate();
             let awake =
                 others.filter(|(other, session)| *other != number && is_awake(&session.cache));
-            let Some((_, silent)) = awake.min_by_key(|(_, session)| session.spoke) else {
+            let Some((_, idle)) = awake.min_by_key(|(_, session)| session.spoke) else {
                 anyhow::bail!(
                     "one chat of {tokens} tokens needs {needed} bytes beside {held}, the budget is {}",
                     self.budget
                 );
             };
-            silent.cache.park()?;
+            idle.cache.park()?;
         }
     }
 
     /// The most bytes a chat holds, scratch included, until it has `tokens` tokens.
-    fn needed(&self, tokens: usize) -> usize {
+    fn needed(&self, tokens: usize) -> Result<usize> {
         let shape = self.model.decoder.shape();
         let plan = Plan::tokens(&shape);
         // Parked, it replays every token; then it holds all of them.
-        let parked = plan.clone().cost(&shape, tokens);
-        let awake = plan.with_hot(usize::MAX).cost(&shape, tokens);
-        awake.between() + awake.scratch.max(parked.scratch)
+        let parked = plan.cost(&shape, tokens)?;
+        let awake = plan.with_hot(usize::MAX).cost(&shape, tokens)?;
+        Ok(awake.between() + awake.scratch.max(parked.scratch))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::cache::{CacheError, ModelShape};
 /// assert_eq!((state.backend(), state.entries().count()), ("full_kv", 2));
 ///
 /// // A backend of your own:
-/// let mut state = State::new("newest", [("budget", "5".into())], &shape);
+/// let mut state = State::new("newest", [("budget".into(), "5".into())], &shape);
 /// state.insert("lengths", Entry::Integers(vec![3, 7]));
 /// assert_eq!(state.integers("lengths")?, [3, 7]);
 /// assert!(state.floats("scores").is_err());
@@ -55,13 +55,11 @@ impl State {
     #[must_use]
     pub fn new(
         backend: &str,
-        options: impl IntoIterator<Item = (&'static str, String)>,
+        options: impl IntoIterator<Item = (String, String)>,
         shape: &ModelShape,
     ) -> Self {
-        let options = options
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value));
-        Self::of(backend.into(), options.collect(), shape.to_string())
+        let options = options.into_iter().collect();
+        Self::of(backend.into(), options, shape.to_string())
     }
 
     pub(crate) const fn of(

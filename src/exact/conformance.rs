@@ -1,4 +1,4 @@
-//! Measures whether the scheme of [`exact`](crate::exact) holds on a device and dtype.
+//! Measures whether the routines of [`exact`](crate::exact) repeat bits on a device and dtype.
 
 mod probe;
 
@@ -6,7 +6,7 @@ use std::fmt;
 
 use burn::tensor::{DType, Device};
 
-/// The shapes of a model that kernels choose their path by.
+/// The shapes of a model by which kernels choose their path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelShapes {
@@ -23,7 +23,7 @@ pub struct KernelShapes {
 }
 
 impl KernelShapes {
-    /// Attention of this shape alone; add linear layers and norms to the public lists.
+    /// The shape of attention alone. Add linear layers and norms to the public lists.
     #[must_use]
     pub const fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
@@ -36,20 +36,20 @@ impl KernelShapes {
     }
 }
 
-/// One comparison the probe made.
+/// One comparison made by a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Check {
     /// What was compared.
     pub kind: CheckKind,
-    /// The shape it was compared at: `[in, out]` of a linear layer, the width of a norm,
-    /// `[heads, kv_heads, head_dim]` of attention.
+    /// The shape that was compared: `[in, out]` of a linear layer, the width of a norm, `[heads, kv_heads, head_dim]`
+    /// of attention.
     pub shape: Vec<usize>,
-    /// Rows that shared the call, against all rows in one call.
+    /// Rows in each of the small calls. They are compared with one call over all rows.
     pub rows: usize,
     /// Rows compared, at several offsets.
     pub compared: usize,
-    /// Rows of which at least one bit differed.
+    /// Rows in which at least one bit differed.
     pub differing: usize,
 }
 
@@ -61,13 +61,13 @@ pub enum CheckKind {
     Linear,
     /// Rows of a norm.
     Norm,
-    /// Queries of an attention call, over keys fed in one piece.
+    /// Queries of attention, over keys that were stored at once.
     Queries,
-    /// Queries over keys that were fed in chunks into a larger buffer.
+    /// Queries of attention, over keys that were stored in chunks in a larger buffer.
     Chunks,
 }
 
-/// What the probe found for one set of shapes on one device and dtype.
+/// The result of a probe for one set of shapes on one device and dtype.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -84,7 +84,7 @@ pub struct Conformance {
     checks: Vec<Check>,
 }
 
-/// What a probe is about.
+/// What a probe measures: the shapes of a model on a device, in a dtype.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Subject {
@@ -92,7 +92,7 @@ pub struct Subject {
     pub shapes: KernelShapes,
     /// The device.
     pub device: Device,
-    /// The dtype of weights and rows.
+    /// The dtype of weights and activations.
     pub dtype: DType,
 }
 
@@ -126,16 +126,16 @@ impl fmt::Display for Subject {
 }
 
 impl Conformance {
-    /// Runs rows alone, in small calls and at several offsets, and compares every bit with all rows
-    /// in one call: each linear layer and norm, one query against many, and keys fed in chunks.
+    /// Runs rows alone and in small calls, at several offsets, and compares every bit with one call over all rows. It
+    /// covers each linear layer and norm, one query against many, and keys stored in chunks.
     ///
-    /// What works element by element (rotation, activation, soft cap) needs no probe. Of a linear
-    /// layer at most 4,096 columns are probed: more are dealt out to threads, not computed otherwise.
-    /// (The tests on a real model compare all 49,152 columns of its head.)
+    /// Operations on single elements (rotation, activation, soft cap) need no probe. At most 4,096 columns of a
+    /// linear layer are probed: more columns are distributed over threads, but computed in the same way. The tests on
+    /// a real model compare all 49,152 columns of its head.
     ///
     /// # Cost
-    /// One product of 257 rows and as many again in small calls, per linear layer; half a second for
-    /// a model of 135 M parameters. The result can be shared between caches of one model.
+    /// For every linear layer, one product of 257 rows and as many again in small calls. That is half a second for a
+    /// model of 135 M parameters. The caches of one model can share the result.
     #[must_use]
     pub fn probe(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
         let checks = probe::run(shapes, device, dtype);
@@ -151,7 +151,7 @@ impl Conformance {
         self.failures().next().is_none()
     }
 
-    /// Every comparison, in the order made.
+    /// Every comparison, in the order in which they were made.
     #[must_use]
     pub fn checks(&self) -> &[Check] {
         &self.checks

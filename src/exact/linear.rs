@@ -6,14 +6,18 @@ use burn::tensor::Tensor;
 
 use super::{KV_BLOCK, zeros};
 
-/// `x · weight`, where a row of the result depends on its own row of `x` and on `weight` alone.
+/// `x · weight`, where a row of the result depends only on its own row of `x` and on `weight`.
 ///
-/// The reduction is cut into equal parts of at most [`KV_BLOCK`] whose products are added in order.
-/// Costs one plain product; the parts are views. The kernels of `flex` multiply a single row on one
-/// thread: with feature `rayon` its parts and strips of columns are shared out over all threads.
+/// The reduction is cut into equal parts of at most [`KV_BLOCK`] elements, and their products are added in order.
 ///
 /// # Shapes
-/// `x` `[batch, tokens, in]`, `weight` `[in, out]` contiguous, the answer `[batch, tokens, out]`.
+/// * `x`: `[batch, tokens, in]`
+/// * `weight`: `[in, out]`, contiguous
+/// * result: `[batch, tokens, out]`
+///
+/// # Cost
+/// One plain product; the parts are views. The kernels of `flex` multiply a single row on one thread. With feature
+/// `rayon`, its parts and strips of columns are distributed over all threads.
 ///
 /// # Panics
 /// If the two disagree on `in`.
@@ -36,8 +40,8 @@ pub fn linear(x: Tensor<3>, weight: &Tensor<2>) -> Tensor<3> {
     let x = x.reshape([batch * tokens, width]);
     let part = width.div_ceil(width.div_ceil(KV_BLOCK).max(1)).max(1);
     #[cfg(all(feature = "flex", feature = "rayon"))]
-    if threads::pay(&x, weight) {
-        return threads::shared_out(&x, weight, part).reshape([batch, tokens, out]);
+    if threads::pays_off(&x, weight) {
+        return threads::distributed(&x, weight, part).reshape([batch, tokens, out]);
     }
     let products = (0..width)
         .step_by(part)
@@ -55,29 +59,30 @@ fn product(x: &Tensor<2>, weight: &Tensor<2>, part: Range<usize>) -> Tensor<2> {
         .matmul(weight.clone().slice_dim(0, part))
 }
 
-/// The products of all parts added up, in order.
+/// The sum of the products of all parts, added in order.
 fn added(products: impl Iterator<Item = Tensor<2>>) -> Option<Tensor<2>> {
     products.reduce(|sum, product| sum + product)
 }
 
 #[cfg(all(feature = "flex", feature = "rayon"))]
 mod threads {
-    //! One row times a matrix on all threads. Bits do not depend on their number: columns know
-    //! nothing of one another, and parts are added in the same order.
+    //! One row times a matrix, on all threads. The number of threads changes no bit: columns are independent of one
+    //! another, and parts are added in the same order.
 
     use burn::tensor::{Device, Tensor};
     use rayon::prelude::*;
 
-    /// Elements of a matrix from which on waking a thread costs less than it brings.
+    /// Elements of a matrix from which waking a thread costs less than it saves.
     const LEAST: usize = 100_000;
-    /// Columns of a strip at most: its results fit the first-level cache.
+    /// The most columns of a strip, so that its results fit the first-level cache.
     const WIDEST: usize = 4096;
-    /// Columns of a strip at least.
+    /// The fewest columns of a strip.
     const NARROWEST: usize = 256;
-    /// Tasks for every thread, so that one that wakes late does not keep the others waiting.
+    /// Tasks for every thread, so that a thread that wakes late does not delay the others.
     const TASKS: usize = 2;
 
-    pub(super) fn pay(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
+    /// Whether `x` is a single row and threads make the product faster.
+    pub(super) fn pays_off(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
         let [width, out] = weight.dims();
         x.dims()[0] == 1
             && width * out >= LEAST
@@ -85,8 +90,8 @@ mod threads {
             && weight.device() == Device::flex()
     }
 
-    /// `x · weight`, the reduction cut every `part` elements.
-    pub(super) fn shared_out(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
+    /// `x · weight`, with the reduction cut every `part` elements.
+    pub(super) fn distributed(x: &Tensor<2>, weight: &Tensor<2>, part: usize) -> Tensor<2> {
         let [width, out] = weight.dims();
         let parts = width.div_ceil(part);
         let wanted = (TASKS * rayon::current_num_threads()).div_ceil(parts);

@@ -4,12 +4,14 @@ use burn::tensor::{DType, Tensor};
 
 /// `x / sqrt(mean(x²) + epsilon) · weight` along the last dimension.
 ///
-/// The quotient is taken in f32 and rounded to the dtype of `x` before the weight is applied, as
-/// Llama and Qwen do; with `weight_plus_one` (Gemma) the weight counts as `1 + weight`, is applied
-/// in f32, and the product is rounded once.
+/// The quotient is computed in f32 and rounded to the dtype of `x` before the weight is applied, as in Llama and
+/// Qwen. With `weight_plus_one` (Gemma) the weight counts as `1 + weight` and is applied in f32, and the product is
+/// rounded once.
 ///
 /// # Shapes
-/// `x` `[.., width]`, `weight` `[width]`, the answer like `x`.
+/// * `x`: `[.., width]`
+/// * `weight`: `[width]`
+/// * result: like `x`
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

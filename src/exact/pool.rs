@@ -1,27 +1,31 @@
-//! Where a forward pass runs, so that [`linear`](super::linear()) can share out products of a single row
-//! at little cost. Where there is nothing to share out (another device, no feature `rayon`) the work
-//! simply runs.
+//! The thread on which a forward pass runs.
+//!
+//! On the CPU with feature `rayon` it is a thread of the pool, so that [`linear`](super::linear()) can distribute the
+//! products of a single token at little cost. On another device, or without the feature, it is the calling thread.
 
 use burn::tensor::Device;
 #[cfg(feature = "model")]
 use burn::tensor::Tensor;
 
-/// Runs `work`, a forward pass of `rows` rows on `device`, on a thread of the pool: handing every
-/// product over from outside would cost two wake-ups each.
+/// Runs `work`, a forward pass of `tokens` tokens on `device`, on a thread of the pool. From a thread outside of it,
+/// every product would cost two wake-ups.
 ///
-/// While a single row is decoded one more thread looks out for work without falling asleep, since a
-/// step's products are shorter than it takes to wake a thread. It gives its core up to whoever wants
-/// it.
-pub(crate) fn in_pool<R: Send>(device: &Device, rows: usize, work: impl FnOnce() -> R + Send) -> R {
+/// While a single token is decoded, one more thread polls for work without sleeping: waking a thread takes longer
+/// than the products of a step. It yields its core to any thread that needs it.
+pub(crate) fn in_pool<R: Send>(
+    device: &Device,
+    tokens: usize,
+    work: impl FnOnce() -> R + Send,
+) -> R {
     #[cfg(all(feature = "flex", feature = "rayon"))]
     if *device == Device::flex() {
-        return threads::run(rows == 1, work);
+        return threads::run(tokens == 1, work);
     }
-    let _ = (device, rows);
+    let _ = (device, tokens);
     work()
 }
 
-/// Both results; on two threads for a single row `x`.
+/// Returns the results of both closures. If `x` is a single token, they run on two threads.
 #[cfg(feature = "model")]
 pub(crate) fn both<A: Send, B: Send>(
     x: &Tensor<3>,
@@ -40,11 +44,11 @@ pub(crate) fn both<A: Send, B: Send>(
 mod threads {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Runs `work` in the pool, with a second thread on the look-out where `look_out` says so.
-    pub(super) fn run<R: Send>(look_out: bool, work: impl FnOnce() -> R + Send) -> R {
+    /// Runs `work` in the pool. With `poll`, a second thread polls for work.
+    pub(super) fn run<R: Send>(poll: bool, work: impl FnOnce() -> R + Send) -> R {
         let over = AtomicBool::new(false);
         rayon::scope(|scope| {
-            if look_out && rayon::current_num_threads() > 1 {
+            if poll && rayon::current_num_threads() > 1 {
                 scope.spawn(|_| {
                     while !over.load(Ordering::Relaxed) {
                         if rayon::yield_now() != Some(rayon::Yield::Executed) {
@@ -53,13 +57,13 @@ mod threads {
                     }
                 });
             }
-            // Also when `work` panics: nobody must look out for ever.
+            // Dropped also when `work` panics, so that the polling ends.
             let _end = End(&over);
             work()
         })
     }
 
-    /// Says that a forward pass is over, when dropped.
+    /// Marks the forward pass as over when it is dropped.
     struct End<'a>(&'a AtomicBool);
 
     impl Drop for End<'_> {

@@ -1,8 +1,8 @@
-//! Tensors to be filled in.
+//! Tensors of zeros.
 
 use burn::tensor::{DType, Device, Tensor};
 
-/// Zeros. On the CPU [`Tensor::zeros`] holds them twice for a moment, and copies them.
+/// A tensor of zeros. On the CPU [`Tensor::zeros`] would copy them and hold them twice for a moment.
 pub(crate) fn zeros<const D: usize>(
     shape: [usize; D],
     (device, dtype): (&Device, DType),

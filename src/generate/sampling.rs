@@ -1,4 +1,4 @@
-//! Which id comes next: settings that cannot be bad, and the arithmetic over a slice of logits.
+//! How the next id is chosen: checked settings, and the arithmetic over a slice of logits.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -13,22 +13,22 @@ use super::argmax;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingError {
-    /// The setting has a value that means nothing.
+    /// The value is outside the range of the setting.
     #[error("{field} is {value}; accepted is {accepted}")]
     OutOfRange {
         /// The setting.
         field: &'static str,
-        /// What was given.
+        /// Its value.
         value: f64,
-        /// What would have worked.
+        /// The range.
         accepted: &'static str,
     },
 }
 
-/// How ids are drawn. Starts as greedy decoding; every setting is checked when it is made.
+/// How ids are drawn. The default is greedy decoding. Every setting is checked when it is made.
 ///
-/// The settings act in the order of transformers: repetition penalty, temperature, top-k, top-p,
-/// min-p. Those that were not set do nothing.
+/// The settings are applied in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p. Those
+/// that were not made have no effect.
 ///
 /// ```
 /// use kv_direct::generate::Sampling;
@@ -54,7 +54,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Temperature 0, nothing cut off, no penalty, seed 0.
+    /// Greedy decoding: temperature 0, no limit on the ids, no penalty, seed 0.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Sampling {
         }
     }
 
-    /// Divides the logits by `temperature`; at 0 the largest is taken, whatever the seed.
+    /// Divides the logits by `temperature`. At 0 the largest is chosen, whatever the seed.
     ///
     /// # Errors
     /// [`SamplingError`] unless it is 0 or more and finite.
@@ -77,9 +77,9 @@ impl Sampling {
         Ok(self)
     }
 
-    /// Leaves only the `top_k` largest logits; of equal ones the lowest ids.
+    /// Limits the choice to the `top_k` largest logits; of equal ones, to the lowest ids.
     ///
-    /// transformers leaves all that equal the last of them, so it may leave more.
+    /// transformers keeps all logits that equal the smallest of them, so it may keep more.
     ///
     /// # Errors
     /// [`SamplingError`] if it is 0.
@@ -89,8 +89,8 @@ impl Sampling {
         Ok(self)
     }
 
-    /// Leaves the most probable ids that reach the probability `top_p` together: as few as do, one
-    /// at least, of equal ones the lowest ids.
+    /// Limits the choice to the most probable ids whose probabilities add up to `top_p`: as few as possible, at least
+    /// one; of equal ones, to the lowest ids.
     ///
     /// # Errors
     /// [`SamplingError`] unless it is above 0 and at most 1.
@@ -100,7 +100,7 @@ impl Sampling {
         Ok(self)
     }
 
-    /// Leaves the ids whose probability is at least `min_p` times that of the most probable one.
+    /// Limits the choice to ids whose probability is at least `min_p` times that of the most probable one.
     ///
     /// # Errors
     /// [`SamplingError`] unless it is from 0 to 1.
@@ -110,8 +110,8 @@ impl Sampling {
         Ok(self)
     }
 
-    /// Makes ids that were seen before less likely (or, below 1, more): their logit is divided by
-    /// `penalty`, a negative one multiplied.
+    /// Makes ids that were seen before less likely, or more likely with a penalty below 1. A positive logit is
+    /// divided by `penalty`, a negative one multiplied by it.
     ///
     /// # Errors
     /// [`SamplingError`] unless it is above 0 and finite.
@@ -122,7 +122,7 @@ impl Sampling {
         Ok(self)
     }
 
-    /// Same seed, same logits, same ids, on every platform.
+    /// Sets the seed. With the same seed and the same logits, the ids are the same on every platform.
     #[must_use]
     pub const fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -143,7 +143,7 @@ fn accept(
     })
 }
 
-/// Draws ids by a [`Sampling`]: a random generator, and the ids seen so far.
+/// Draws ids by a [`Sampling`]. Holds a random generator and the ids seen so far.
 ///
 /// ```
 /// use kv_direct::generate::{Sampler, Sampling};
@@ -174,7 +174,7 @@ impl Sampler {
         }
     }
 
-    /// The same ids seen, drawn from now on by `sampling`, from its seed.
+    /// Draws by `sampling` from now on, starting from its seed. The ids seen so far stay.
     #[must_use]
     pub fn with_sampling(mut self, sampling: Sampling) -> Self {
         self.random = ChaCha12Rng::seed_from_u64(sampling.seed);
@@ -182,17 +182,16 @@ impl Sampler {
         self
     }
 
-    /// Takes note of ids for the repetition penalty. Those outside the vocabulary do nothing.
+    /// Marks ids as seen, for the repetition penalty. Ids outside the vocabulary have no effect.
     pub fn see(&mut self, ids: &[u32]) {
         self.seen.extend(ids);
     }
 
-    /// The next id, which counts as seen from then on; `None` if a logit is not finite or there is
-    /// none.
+    /// Chooses the next id and marks it as seen. `None` if a logit is not finite or the slice is empty.
     ///
     /// # Cost
-    /// A pass over the logits at temperature 0. Otherwise a copy in f64, and a sort of it for top-p,
-    /// of `top_k` numbers where that is set too.
+    /// One pass over the logits at temperature 0. Otherwise a copy in f64, and for top-p a sort of the copy, of
+    /// `top_k` numbers if that is set, too.
     pub fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         let largest = argmax(logits)?;
         let Sampling { temperature, .. } = self.sampling;
@@ -235,14 +234,14 @@ impl Sampler {
             scores.truncate(sampling.top_k);
         }
         let sorted = sampling.top_p < 1.0;
-        // The order decides which id a random number means, so it has to be a fixed one.
+        // The order decides which id a random number selects, so it must be fixed.
         if sorted {
             scores.sort_unstable_by(better);
         } else {
             scores.sort_unstable_by_key(|&(id, _)| id);
         }
         let max = scores.iter().map(|s| s.1).fold(f64::MIN, f64::max);
-        // From here on weights: probabilities up to a factor, 1 for the most probable.
+        // From here on the scores are weights: probabilities up to a factor, 1 for the most probable id.
         for (_, score) in &mut scores {
             *score = libm::exp((*score - max) / sampling.temperature);
         }
@@ -258,19 +257,19 @@ impl Sampler {
             scores.truncate(count.max(1));
         }
         scores.retain(|&(_, weight)| weight >= sampling.min_p && weight > 0.0);
-        // 53 random bits: every number in steps of 2^-53 from 0 to below 1.
+        // 53 random bits: a multiple of 2^-53, from 0 to below 1.
         let unit = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = unit * sum(&scores);
         let drawn = scores.iter().find(|(_, weight)| {
             left -= weight;
             left < 0.0
         });
-        // Rounding can leave a little over: that belongs to the last.
+        // Rounding can leave a remainder, which belongs to the last id.
         drawn.or(scores.last()).map(|&(id, _)| id)
     }
 }
 
-/// The larger score first, of equal ones the lower id.
+/// Orders the larger score first; of equal ones, the lower id.
 fn better(a: &(u32, f64), b: &(u32, f64)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

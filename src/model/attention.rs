@@ -17,7 +17,7 @@ use crate::{
 
 pub(super) struct Attention {
     pub(super) query: Linear,
-    /// Keys and values side by side: one product for both.
+    /// Keys and values side by side, computed in one product.
     pub(super) key_value: Linear,
     pub(super) output: Linear,
     pub(super) query_norm: Option<Tensor<1>>,
@@ -25,18 +25,18 @@ pub(super) struct Attention {
     pub(super) params: AttentionParams,
 }
 
-/// A step at one layer, beside its input.
+/// A step at one layer, without its input.
 pub(super) struct StepAt<'a> {
     pub(super) layer: LayerIndex,
     pub(super) step: &'a Step,
-    /// Of the step's positions, by the layer's rotary table.
+    /// The angles of the step's positions, from the layer's rotary table.
     pub(super) angles: &'a Angles,
     /// The block itself, for a cache that rebuilds entries.
     pub(super) replay: &'a dyn Replay,
 }
 
 impl Attention {
-    /// Keys and values of the normed residual `[batch, tokens, hidden]`.
+    /// Projects the normed residual `[batch, tokens, hidden]` to keys and values.
     pub(super) fn project(
         &self,
         normed: Tensor<3>,

@@ -21,12 +21,12 @@ pub(super) struct Block {
     pub(super) feed_forward_norm: Tensor<1>,
     pub(super) feed_forward: FeedForward,
     pub(super) post_feed_forward_norm: Option<Tensor<1>>,
-    /// Which of the decoder's rotary tables.
+    /// The index of its rotary table in the decoder.
     pub(super) table: usize,
 }
 
 impl Block {
-    /// The block of a step: `[batch, tokens, hidden]` in and out.
+    /// Runs the block in a step: `[batch, tokens, hidden]` in and out.
     pub(super) fn step<C>(
         &self,
         residual: Tensor<3>,
@@ -53,7 +53,7 @@ impl Block {
         self.attention.project(normed, angles, config)
     }
 
-    /// The block outside a step, over `keys_values`.
+    /// Runs the block outside a step. Attention reads `keys_values`.
     pub(super) fn forward(
         &self,
         residual: Tensor<3>,

@@ -1,5 +1,4 @@
-//! `DecoderConfig`: one neutral description of every decoder the crate runs. A family is a mapping
-//! to it.
+//! `DecoderConfig`: one neutral description of every decoder that the crate runs. A model family is a mapping to it.
 
 use std::num::NonZeroUsize;
 
@@ -8,10 +7,10 @@ use burn::tensor::DType;
 use super::rope::RopeConfig;
 use crate::{cache::ModelShape, exact::conformance::KernelShapes};
 
-/// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward.
+/// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward layer.
 ///
-/// [`new`](Self::new) is a plain Llama; every field can then be changed, and
-/// [`validate`](Self::validate) says what does not fit.
+/// [`new`](Self::new) returns a plain Llama. Every field can then be changed. [`validate`](Self::validate) reports
+/// fields that do not fit one another.
 ///
 /// ```
 /// use kv_direct::model::DecoderConfig;
@@ -40,24 +39,23 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Positions the model was made for. A step beyond is refused.
+    /// Positions of the model. A step beyond them is refused.
     pub max_positions: usize,
-    /// What differs between layers, one entry each.
+    /// What differs between layers, one element for each.
     pub layers: Vec<LayerConfig>,
     /// Epsilon of all norms.
     pub norm_epsilon: f64,
-    /// Norm weights count as `1 + weight` (Gemma).
+    /// Whether norm weights count as `1 + weight` (Gemma).
     pub norm_plus_one: bool,
-    /// A norm behind attention and one behind the feed-forward layer, before each residual add
-    /// (Gemma).
+    /// Whether a norm follows attention, and another the feed-forward layer, before each residual add (Gemma).
     pub post_norms: bool,
-    /// RMSNorm over each head of queries and keys, before rotation (Qwen3, Gemma 3).
+    /// Whether each head of queries and keys has an RMSNorm before rotation (Qwen3, Gemma 3).
     pub qk_norm: bool,
-    /// Biases of the query, key and value projections (Qwen2).
+    /// Whether the query, key and value projections have biases (Qwen2).
     pub qkv_bias: bool,
-    /// Bias of the output projection.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Biases of the feed-forward layer.
+    /// Whether the feed-forward layer has biases.
     pub mlp_bias: bool,
     /// Factor on the attention scores.
     pub query_scale: f64,
@@ -67,7 +65,7 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f64>,
     /// Factor on the embedding (Gemma), already rounded to the dtype of the weights.
     pub embedding_scale: Option<f64>,
-    /// The head is the embedding.
+    /// Whether the head is the embedding.
     pub tied_head: bool,
     /// Activation of the feed-forward gate.
     pub activation: Activation,
@@ -77,14 +75,14 @@ pub struct DecoderConfig {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LayerConfig {
-    /// How many keys the layer shows, the query's own included; `None` for all.
+    /// How many keys a query sees, its own included; `None` for a full-attention layer.
     pub window: Option<NonZeroUsize>,
     /// Rotary base and scaling.
     pub rope: RopeConfig,
 }
 
 impl LayerConfig {
-    /// A layer that shows all keys.
+    /// A full-attention layer.
     #[must_use]
     pub const fn full(rope: RopeConfig) -> Self {
         Self { window: None, rope }
@@ -102,8 +100,8 @@ pub enum Activation {
 }
 
 impl DecoderConfig {
-    /// A Llama with heads of `hidden / heads`, a feed-forward layer four times as wide as the
-    /// residual stream, RoPE base 10,000 and 2,048 positions.
+    /// A Llama with heads of width `hidden / heads`, a feed-forward layer four times as wide as the residual stream,
+    /// RoPE base 10,000 and 2,048 positions.
     #[must_use]
     pub fn new(vocab: usize, hidden: usize, layers: usize, heads: usize, kv_heads: usize) -> Self {
         let head_dim = hidden / heads.max(1);
@@ -205,11 +203,11 @@ impl DecoderConfig {
         }
     }
 
-    /// Every weight the decoder needs, by a neutral name, with its shape in Hugging Face's
-    /// orientation (`[out, in]`).
+    /// The neutral name of every weight that the decoder needs, with its shape in Hugging Face's orientation
+    /// (`[out, in]`).
     ///
     /// # Errors
-    /// [`ConfigError`] where [`validate`](Self::validate) finds one.
+    /// As [`validate`](Self::validate).
     ///
     /// ```
     /// let weights = kv_direct::model::DecoderConfig::new(97, 64, 3, 4, 2).weights()?;
@@ -236,8 +234,8 @@ impl DecoderConfig {
         Ok(weights)
     }
 
-    /// What a cache must know of a decoder of this configuration that computes in `dtype`: enough to tell what
-    /// a context will cost, without a weight.
+    /// The sizes that a cache needs for a decoder of this configuration that computes in `dtype`. They suffice to
+    /// compute the cost of a context, without any weights.
     ///
     /// ```
     /// use burn::tensor::DType;
@@ -304,10 +302,10 @@ impl DecoderConfig {
     }
 }
 
-/// Sizes beyond this are a damaged file, not a model. Products of two still fit `usize`.
+/// The largest size that is accepted. A larger one means a damaged file. The product of two still fits `usize`.
 const LARGEST: usize = 1 << 24;
 
-/// A weight of more elements is a damaged file too.
+/// The most elements of a weight. More mean a damaged file.
 const MOST_ELEMENTS: usize = 1 << 36;
 
 /// Fields of a configuration that do not fit one another.
@@ -320,17 +318,17 @@ pub enum ConfigError {
         /// The field.
         field: &'static str,
     },
-    /// A size no model has.
+    /// A size that no model has.
     #[error("{field} = {size} is larger than {largest}")]
     TooLarge {
         /// The field.
         field: &'static str,
         /// Its value.
         size: usize,
-        /// The largest accepted.
+        /// The largest that is accepted.
         largest: usize,
     },
-    /// Query heads cannot be shared out evenly.
+    /// Query heads cannot be divided evenly among the KV heads.
     #[error("heads = {heads} is not a multiple of kv_heads = {kv_heads}")]
     HeadGroups {
         /// Query heads.

@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, activation};
 use super::{Activation, linear::Linear};
 
 pub(super) struct FeedForward {
-    /// Gate and up side by side: one product for both.
+    /// Gate and up side by side, computed in one product.
     pub(super) gate_up: Linear,
     pub(super) down: Linear,
     pub(super) activation: Activation,

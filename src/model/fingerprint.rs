@@ -8,7 +8,7 @@ use super::{Decoder, linear::Linear};
 use crate::fingerprint::Fingerprint;
 
 impl Decoder {
-    /// A hash of the configuration and of the bits of all weights: it tells this decoder from others.
+    /// A hash of the configuration and of the bits of all weights. It identifies this decoder.
     ///
     /// # Panics
     /// If a weight cannot be read back from the device.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cache::{CacheError, TokenIds};
 
-/// The input of a decoder in one call.
+/// The input of a decoder in one step.
 #[derive(Debug, Clone)]
 pub struct Input {
     pub(super) tokens: TokenIds,
@@ -20,7 +20,7 @@ impl Input {
         self
     }
 
-    /// Says that more chunks of the same prompt follow.
+    /// Says whether more chunks of the same prompt follow; false by default.
     #[must_use]
     pub const fn more_follows(mut self, more_follows: bool) -> Self {
         self.more_follows = more_follows;
@@ -38,7 +38,7 @@ impl<T: Into<TokenIds>> From<T> for Input {
     }
 }
 
-/// Why a decoder refused a call. Nothing has changed, unless a layer of the cache failed.
+/// Why a decoder refused a step. Nothing has changed, unless a layer of the cache failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -47,22 +47,22 @@ pub enum ForwardError {
     Vocabulary {
         /// The sequence.
         sequence: usize,
-        /// Which of its tokens in the call.
+        /// The token's index among the sequence's tokens of the step.
         index: usize,
         /// Its id.
         token: u32,
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// More positions than the model was made for.
+    /// The step needs more positions than the model has.
     #[error("position {position} is needed, the model has {max_positions}")]
     ContextFull {
-        /// The last position the call needs.
+        /// The last position that the step needs.
         position: usize,
         /// Positions of the model.
         max_positions: usize,
     },
-    /// There are no such layers.
+    /// The decoder does not have these layers.
     #[error("layers {found:?} of a model of {layers}")]
     Layers {
         /// The layers asked for.
@@ -70,7 +70,7 @@ pub enum ForwardError {
         /// Layers of the model.
         layers: usize,
     },
-    /// A residual that does not belong to the step.
+    /// A residual of another shape than the step's.
     #[error("the residual has shape {found:?}, the step asks for {expected:?}")]
     Residual {
         /// `[batch, longest, hidden]` of step and model.
@@ -78,7 +78,7 @@ pub enum ForwardError {
         /// The shape found.
         found: [usize; 3],
     },
-    /// The cache refused.
+    /// The cache refused the step, or failed in it.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use crate::exact::linear;
 
-/// A linear layer: its weight as `[in, out]`, contiguous, and a bias.
+/// A linear layer: a contiguous weight `[in, out]` and an optional bias.
 pub(super) struct Linear {
     pub(super) weight: Tensor<2>,
     pub(super) bias: Option<Tensor<1>>,

@@ -1,4 +1,4 @@
-//! The decoder at one layer, as a cache sees it.
+//! The decoder at one layer, for caches that rebuild entries.
 
 use burn::tensor::Tensor;
 

@@ -1,8 +1,8 @@
 //! Rotary positions: frequencies with their scaling, one table, half-split rotation.
 //!
-//! RoPE: Su et al., arXiv 2104.09864; YaRN: Peng et al., arXiv 2309.00071, section 3.4; the llama3
-//! scheme as in Meta's reference code. Weights in Hugging Face's layout rotate the two halves of a
-//! head against each other, not neighbouring pairs.
+//! RoPE: Su et al., arXiv 2104.09864. YaRN: Peng et al., arXiv 2309.00071, section 3.4. The llama3 scheme is that of
+//! Meta's reference code. With weights in Hugging Face's layout, a pair consists of one element of each half of a
+//! head, not of two neighbours.
 
 use std::sync::OnceLock;
 
@@ -14,50 +14,50 @@ use crate::positions::Positions;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct RopeConfig {
-    /// The base; pair `i` turns by `theta^(-2i / head_dim)` a position.
+    /// The base. One position rotates pair `i` by `theta^(-2i / head_dim)` radians.
     pub theta: f64,
-    /// How the frequencies are changed for long contexts.
+    /// How the frequencies are scaled for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are changed for long contexts.
+/// How rotary frequencies are scaled for long contexts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
     /// Not at all.
     None,
-    /// Positions divided by `factor`.
+    /// Positions are divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3: long wavelengths divided by `factor`, short ones kept, smooth between.
+    /// Llama 3: long wavelengths are divided by `factor`, short ones stay, with a smooth transition between.
     Llama3 {
         /// The divisor.
         factor: f64,
         /// Wavelengths beyond `original / low` are divided.
         low: f64,
-        /// Wavelengths below `original / high` are kept.
+        /// Wavelengths below `original / high` stay.
         high: f64,
-        /// Positions the model was trained with at first.
+        /// Positions of the original training.
         original: f64,
     },
-    /// YaRN: a ramp over the pairs between kept and divided, and a factor on cosine and sine.
+    /// YaRN: fast pairs stay, slow ones are divided by `factor`, with a ramp between. Cosine and sine have a factor.
     Yarn {
         /// The divisor.
         factor: f64,
-        /// Turns over the original length above which a pair is kept.
+        /// A pair with more rotations than this over the original positions stays.
         fast: f64,
-        /// Turns below which it is divided.
+        /// A pair with fewer rotations than this is divided.
         slow: f64,
-        /// Positions the model was trained with at first.
+        /// Positions of the original training.
         original: f64,
-        /// Factor on cosine and sine; [`yarn_attention_factor`] unless the model says otherwise.
+        /// Factor on cosine and sine: [`yarn_attention_factor`] unless the model states another.
         attention: f64,
     },
 }
 
-/// YaRN's factor on cosine and sine where the model names none: `0.1 · ln(factor) + 1`.
+/// YaRN's factor on cosine and sine where the model states none: `0.1 · ln(factor) + 1`.
 ///
 /// ```
 /// assert!((kv_direct::model::yarn_attention_factor(4.0) - 1.1386294).abs() < 1e-7);
@@ -81,14 +81,14 @@ impl RopeConfig {
         }
     }
 
-    /// With a scaling.
+    /// Sets the scaling.
     #[must_use]
     pub const fn with_scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
         self
     }
 
-    /// Radians a position turns each of the `head_dim / 2` pairs.
+    /// Radians by which one position rotates each of the `head_dim / 2` pairs.
     ///
     /// ```
     /// use kv_direct::model::{RopeConfig, RopeScaling};
@@ -114,9 +114,9 @@ impl RopeConfig {
                         high,
                         original,
                     } => {
-                        let turns = original * plain / std::f64::consts::TAU;
-                        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                        plain * kept + plain / factor * (1.0 - kept)
+                        let rotations = original * plain / std::f64::consts::TAU;
+                        let unscaled = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+                        plain * unscaled + plain / factor * (1.0 - unscaled)
                     }
                     RopeScaling::Yarn {
                         factor,
@@ -125,8 +125,8 @@ impl RopeConfig {
                         original,
                         ..
                     } => {
-                        let pair_of = |turns: f64| {
-                            width * (original / (turns * std::f64::consts::TAU)).ln()
+                        let pair_of = |rotations: f64| {
+                            width * (original / (rotations * std::f64::consts::TAU)).ln()
                                 / (2.0 * self.theta.ln())
                         };
                         let low = pair_of(fast).floor().max(0.0);
@@ -183,8 +183,8 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines by absolute position. Filled on the host as positions are asked for, so that a
-/// position's row is the same bits whenever and wherever it is used.
+/// Cosines and sines by absolute position. They are computed on the host on first use, so that those of a position
+/// have the same bits at every use.
 pub(super) struct RopeTable {
     frequencies: Vec<f64>,
     amplitude: f64,
@@ -205,18 +205,18 @@ impl RopeTable {
         }
     }
 
-    /// The angles of `positions`, pads at position 0.
+    /// The angles of `positions`. Pads have those of position 0.
     pub(super) fn angles(&self, positions: &Positions, device: &Device, dtype: DType) -> Angles {
-        let rows = if positions.sequences_agree() {
+        let sequences = if positions.sequences_agree() {
             1
         } else {
             positions.sequences()
         };
         let half = self.frequencies.len();
         let heads = positions.heads();
-        let mut cos = Vec::with_capacity(rows * heads * positions.width() * half * 2);
+        let mut cos = Vec::with_capacity(sequences * heads * positions.width() * half * 2);
         let mut sin = Vec::with_capacity(cos.capacity());
-        for list in 0..rows * heads {
+        for list in 0..sequences * heads {
             for &position in positions.slots(list / heads, list % heads) {
                 let position = if position == Positions::EMPTY {
                     0
@@ -230,7 +230,7 @@ impl RopeTable {
                 sin.extend(sines.iter().map(|sine| -sine).chain(sines.iter().copied()));
             }
         }
-        let shape = [rows, heads, positions.width(), 2 * half];
+        let shape = [sequences, heads, positions.width(), 2 * half];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), (device, dtype));
         Angles {
             cos: tensor(cos),
@@ -241,7 +241,7 @@ impl RopeTable {
     fn block(&self, block: usize) -> Box<[f32]> {
         (block * BLOCK..(block + 1) * BLOCK)
             .flat_map(|position| {
-                // Frequency and angle are rounded to f32 as transformers does, whose weights these are.
+                // Frequency and angle are rounded to f32 as in transformers, for which the weights were made.
                 let angle = move |frequency: &f64| f64::from(position as f32 * *frequency as f32);
                 let cosines = self
                     .frequencies
@@ -257,8 +257,8 @@ impl RopeTable {
     }
 }
 
-/// Cosines and sines of a call's rows, `[batch or 1, heads or 1, tokens, head_dim]`, the sines of the
-/// first half negated.
+/// Cosines and sines of the tokens of a step, `[batch or 1, heads or 1, tokens, head_dim]`. The sines of the first
+/// half are negated.
 #[derive(Clone)]
 pub(super) struct Angles {
     cos: Tensor<4>,
@@ -266,7 +266,7 @@ pub(super) struct Angles {
 }
 
 impl Angles {
-    /// Rotates `[batch, heads, tokens, head_dim]`: the first half of a head against the second.
+    /// Rotates `[batch, heads, tokens, head_dim]`. A pair is one element of each half of a head.
     pub(super) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
         let half = x.dims()[3] / 2;
         let swapped = Tensor::cat(
@@ -279,7 +279,7 @@ impl Angles {
         x * self.cos.clone() + swapped * self.sin.clone()
     }
 
-    /// The angles that turn back what `self` rotated, its amplitude included.
+    /// The angles that undo a rotation by `self`, its amplitude included.
     pub(super) fn inverse(&self) -> Self {
         let square = self.cos.clone().square() + self.sin.clone().square();
         Self {

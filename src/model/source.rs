@@ -1,5 +1,5 @@
-//! Pulls weights out of their source, a few rows at a time, into the layout the layers want: a whole
-//! weight is never held twice.
+//! Reads weights from their source into the layout of the layers, a few rows of a matrix at a time. No weight is ever
+//! held twice.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -21,7 +21,7 @@ where
         Self { weights, device }
     }
 
-    /// A vector, or vectors one behind the other.
+    /// Reads vectors and joins them.
     pub(super) fn vector(&mut self, parts: &[(String, usize)]) -> Result<Tensor<1>, BuildError<E>> {
         let total = parts.iter().map(|(_, length)| length).sum();
         let mut data = Vec::with_capacity(total);
@@ -31,7 +31,7 @@ where
         Ok(tensor(data, [total], self.device))
     }
 
-    /// A matrix as it comes.
+    /// Reads a matrix in the layout of its source.
     pub(super) fn matrix(
         &mut self,
         name: &str,
@@ -44,7 +44,7 @@ where
         Ok(tensor(data, shape, self.device))
     }
 
-    /// Matrices `[out, width]` side by side as one contiguous `[width, sum of out]`.
+    /// Reads matrices `[out, width]` and joins them to one contiguous `[width, sum of out]`.
     pub(super) fn transposed(
         &mut self,
         parts: &[(String, usize)],
@@ -69,7 +69,8 @@ where
         Ok(tensor(data, [width, total], self.device))
     }
 
-    /// Hands over a weight of rows of `width`, a few at a time, each time with the first one's index.
+    /// Passes the rows of a weight to `take`, each `width` elements long. Every call receives a few rows and the
+    /// index of the first.
     fn rows(
         &mut self,
         name: &str,
@@ -92,7 +93,7 @@ where
         for from in (0..total).step_by(buffer.len()) {
             let wanted = buffer.len().min(total - from);
             let mut found = 0;
-            // Not a loop over `next`: an iterator made of chunks is faster from the inside.
+            // Not a loop over `next`: `for_each` is faster on an iterator over chunks.
             elements.by_ref().take(wanted).for_each(|element| {
                 buffer[found] = element;
                 found += 1;
@@ -113,5 +114,5 @@ fn tensor<const D: usize>(data: Vec<f32>, shape: [usize; D], device: &Device) ->
     Tensor::from_data(TensorData::new(data, shape), (device, DType::F32))
 }
 
-/// Rows held between source and layout: their columns fill whole cache lines of it.
+/// Rows of a weight that are buffered at a time. Their columns fill whole cache lines of the layout.
 const ROWS: usize = 32;

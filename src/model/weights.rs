@@ -1,4 +1,4 @@
-//! From checkpoint tensors to the layers of a decoder.
+//! Builds the layers of a decoder from checkpoint tensors.
 
 use std::{num::NonZeroUsize, sync::OnceLock};
 
@@ -17,39 +17,40 @@ pub enum BuildError<E>
 where
     E: std::error::Error + 'static,
 {
-    /// The configuration does not fit itself.
+    /// The fields of the configuration do not fit one another.
     #[error("the configuration does not fit")]
     Config(#[from] ConfigError),
-    /// The source of weights failed to hand one over.
+    /// A weight could not be read from its source.
     #[error("weight {name} could not be read")]
     Weight {
         /// The neutral name.
         name: String,
-        /// What the source says.
+        /// The error of the source.
         source: E,
     },
-    /// The source handed over another number of elements than the shape asks for.
+    /// The source has another number of elements than the shape of the weight.
     #[error("weight {name} has {found} elements, its shape {shape:?} asks for {}", shape.iter().product::<usize>())]
     Elements {
         /// The neutral name.
         name: String,
-        /// The shape asked for.
+        /// The expected shape.
         shape: Vec<usize>,
-        /// Elements handed over; at least as many, where the source has more than it says.
+        /// Elements found; a lower bound if there are too many.
         found: usize,
     },
 }
 
 impl Decoder {
-    /// Builds a decoder in f32 on `device`, asking `weights` for each tensor by a neutral name and
-    /// the shape it must have in Hugging Face's orientation, `[out, in]`, row by row.
+    /// Builds a decoder in f32 on `device`.
     ///
-    /// [`DecoderConfig::weights`] lists the names and shapes. Elements are pulled one after the other
-    /// into their place: a source that makes them as it goes never holds a weight whole.
+    /// `weights` is called with the neutral name of each tensor and the shape that it must have in Hugging Face's
+    /// orientation, `[out, in]`. It returns the elements, row by row. [`DecoderConfig::weights`] lists the names and
+    /// shapes. Elements are read one by one and put in their place, so a source that computes them never holds a
+    /// whole weight.
     ///
     /// # Errors
-    /// [`BuildError`]: a configuration that does not fit, a weight of too few or too many elements, or
-    /// whatever `weights` fails with.
+    /// [`BuildError`] if the fields of the configuration do not fit one another, if a weight has too few or too many
+    /// elements, or if `weights` fails.
     ///
     /// ```
     /// use burn::tensor::Device;
@@ -120,7 +121,7 @@ impl Decoder {
 struct Parts<'s, 'a, F> {
     source: &'s mut Source<'a, F>,
     layer: usize,
-    /// By neutral name; a bias or norm that the configuration lacks is not there.
+    /// The shapes by neutral name, without the biases and norms that the configuration lacks.
     shapes: &'s [(&'static str, Vec<usize>)],
 }
 
@@ -165,7 +166,7 @@ where
         self.vector(&[name.to_owned()])
     }
 
-    /// Linear layers of one input side by side.
+    /// Linear layers with the same input, side by side.
     fn linear(&mut self, names: &[&str]) -> Result<Linear, BuildError<E>> {
         let shape = |name: &&str| self.shape(name).expect("every block has its linear layers");
         let width = shape(&names[0])[1];
@@ -181,7 +182,7 @@ where
         })
     }
 
-    /// Vectors one behind the other, if the configuration has them.
+    /// Vectors, joined; `None` if the configuration has none of them.
     fn vector(&mut self, names: &[String]) -> Result<Option<Tensor<1>>, BuildError<E>> {
         let parts: Vec<_> = names
             .iter()

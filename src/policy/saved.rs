@@ -64,6 +64,8 @@ impl<P: Policy> Evicting<P> {
 
     /// A state of this kind without entries.
     fn kind(&self) -> State {
-        State::new(P::NAME, self.policy.options(), self.stores.shape())
+        let options = self.policy.options().into_iter();
+        let options = options.map(|(name, value)| (name.to_owned(), value));
+        State::new(P::NAME, options, self.stores.shape())
     }
 }

@@ -1,12 +1,12 @@
-//! Whether a folder holds exactly the tensors its model needs.
+//! Checks that a folder holds exactly the tensors that its model needs.
 
 use std::{collections::HashSet, path::Path};
 
 use super::{LoadError, names::Names, weights::Weights};
 use crate::model::DecoderConfig;
 
-/// Checks that the folder holds exactly the tensors the model needs, in their shapes, and answers
-/// their bytes as stored. No data is read.
+/// Checks that the folder holds exactly the tensors that the model needs, with the right shapes. Returns their bytes
+/// as stored. No data is read.
 pub(super) fn check(
     config: &DecoderConfig,
     names: &Names,

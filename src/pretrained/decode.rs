@@ -3,7 +3,7 @@
 use burn::tensor::{bf16, f16};
 use safetensors::tensor::Dtype;
 
-/// The numbers in `bytes`, piece by piece as they are asked for: an element costs no call of its own.
+/// The numbers in `pieces`, decoded lazily in chunks, so that an element costs no call of its own.
 pub(super) fn floats(
     pieces: impl IntoIterator<Item = impl AsRef<[u8]>>,
     dtype: Dtype,
@@ -17,7 +17,7 @@ pub(super) fn floats(
     })
 }
 
-/// Little-endian floats.
+/// Decodes little-endian floats.
 fn decoded(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     let halves = || {
         let pairs = bytes.chunks_exact(2);
@@ -37,5 +37,5 @@ fn decoded(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Bytes decoded at once: they and their floats stay in the innermost caches.
+/// Bytes that are decoded at once. They and their floats fit the innermost caches.
 const CHUNK: usize = 8 << 10;

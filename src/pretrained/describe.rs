@@ -1,5 +1,5 @@
-//! `config.json` and `generation_config.json`: the family, its neutral description, the ids that end
-//! a text.
+//! Reads `config.json` and `generation_config.json`: the family, its neutral description, and the ids that end a
+//! text.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::model::DecoderConfig;
 
-/// What the files of a folder say of its model.
+/// What the configuration files of a folder state about its model.
 pub(super) struct Described {
     pub(super) config: DecoderConfig,
-    /// The text model lies in a wrapper.
+    /// Whether the text model is stored in a wrapper.
     pub(super) wrapped: bool,
-    /// The configuration says outright that the head is not the embedding.
+    /// Whether the configuration explicitly states that the head is not the embedding.
     pub(super) untied: bool,
     pub(super) eos: Vec<u32>,
     pub(super) warnings: Vec<Warning>,
-    /// The dtype the configuration names.
+    /// The dtype that the configuration states.
     dtype: DType,
 }
 
@@ -38,7 +38,7 @@ impl Described {
         let mut described = read(outer, family).map_err(refused)?;
         let generation = dir.join("generation_config.json");
         if generation.exists() {
-            let more = ends(&Fields::new(json::read::<Object>(&generation, LARGEST)?));
+            let more = eos_ids(&Fields::new(json::read::<Object>(&generation, LARGEST)?));
             described
                 .eos
                 .extend(more.map_err(|refusal| LoadError::refused(&generation, refusal))?);
@@ -48,21 +48,21 @@ impl Described {
         Ok(described)
     }
 
-    /// The configuration as its own fields give it, for weights of the dtype it names.
-    pub(super) fn alone(self) -> DecoderConfig {
+    /// The configuration for weights of the dtype that it states.
+    pub(super) fn without_weights(self) -> DecoderConfig {
         let mut config = self.config;
         config.embedding_scale = config.embedding_scale.map(|s| rounded(s, self.dtype));
         config
     }
 }
 
-/// A model description with its labels and comments is a few kilobytes.
+/// The most bytes of a configuration file. A usual one, labels and comments included, has a few kilobytes.
 const LARGEST: u64 = 16 << 20;
 
 const WRAPPER: &str = "gemma3";
 const SUPPORTED: &[&str] = &["llama", "qwen2", "qwen3", "gemma3_text", WRAPPER];
 
-/// The family and whether it is in a wrapper.
+/// The family, and whether its text model is stored in a wrapper.
 fn family(path: &Path, outer: &Fields) -> Result<(Family, bool), LoadError> {
     let field = "model_type";
     let found = outer.get(field).map(|_| outer.shown(field));
@@ -104,8 +104,8 @@ fn read(outer: Fields, (family, wrapped): (Family, bool)) -> Result<Described, R
         tied => tied,
     };
     config.tied_head = tied.unwrap_or(config.tied_head);
-    let mut eos = ends(&outer)?;
-    eos.extend(ends(text)?);
+    let mut eos = eos_ids(&outer)?;
+    eos.extend(eos_ids(text)?);
     Ok(Described {
         config,
         wrapped,
@@ -116,8 +116,8 @@ fn read(outer: Fields, (family, wrapped): (Family, bool)) -> Result<Described, R
     })
 }
 
-/// Ids that end a text: one, a list, or none.
-fn ends(fields: &Fields) -> Result<Vec<u32>, Refusal> {
+/// Ids that end a text. The field is one id, a list, or absent.
+fn eos_ids(fields: &Fields) -> Result<Vec<u32>, Refusal> {
     let (field, expected) = ("eos_token_id", "a token id or a list of them");
     if let Ok(one) = fields.read(field, expected) {
         return Ok(one.into_iter().collect());

@@ -18,35 +18,35 @@ pub enum LoadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file is not the JSON it should be.
+    /// A file is not the JSON that it should be.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// A JSON file of a size no model folder has.
+    /// A JSON file of a size that no model folder has.
     #[error("{} has {bytes} bytes; at most {largest} are read", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,
-        /// The largest accepted.
+        /// The largest size that is accepted.
         largest: u64,
     },
-    /// A family the crate does not run.
+    /// A model family that the crate does not run.
     #[error("{} has model_type {found:?}; supported are {supported:?}", path.display())]
     ModelType {
         /// The configuration.
         path: PathBuf,
         /// Its `model_type`, if it has one.
         found: Option<String>,
-        /// What would have worked.
+        /// The values that are supported.
         supported: &'static [&'static str],
     },
     /// A field that changes the mathematics has a value the crate does not implement.
@@ -59,7 +59,7 @@ pub enum LoadError {
         /// Its value.
         value: String,
     },
-    /// A field is missing that the family, or another field, calls for.
+    /// A field is missing that the family or another field requires.
     #[error("{} lacks {field}", path.display())]
     MissingField {
         /// The configuration.
@@ -91,7 +91,7 @@ pub enum LoadError {
         /// The other field, with its value where that helps.
         other: String,
     },
-    /// The index names a shard that is not there.
+    /// The index names a shard that does not exist.
     #[error("{} names shard {shard}, which is not in the folder", index.display())]
     MissingShard {
         /// The index.
@@ -105,7 +105,7 @@ pub enum LoadError {
         /// The folder.
         dir: PathBuf,
     },
-    /// A safetensors file whose header does not parse.
+    /// The header of a safetensors file cannot be parsed.
     #[error("{} has a damaged header", path.display())]
     Header {
         /// The file.
@@ -113,12 +113,12 @@ pub enum LoadError {
         /// What is wrong.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A safetensors file of another length than its header says.
+    /// A safetensors file has another length than its header states.
     #[error("{} has {found} bytes, its header asks for {expected}", path.display())]
     Length {
         /// The file.
         path: PathBuf,
-        /// Bytes by the header.
+        /// Bytes according to the header.
         expected: u64,
         /// Bytes of the file.
         found: u64,
@@ -133,29 +133,29 @@ pub enum LoadError {
         /// The other.
         second: PathBuf,
     },
-    /// Tensors the model needs and the files lack, or the other way round; all at once.
+    /// The files lack tensors that the model needs, or have tensors that it does not need. Lists all of them.
     #[error("{}{}{}", dir.display(), listed(" lacks the tensors", missing), listed(" has the unexpected tensors", unexpected))]
     Tensors {
         /// The folder.
         dir: PathBuf,
-        /// Needed and not there.
+        /// Tensors that are needed and not stored.
         missing: Vec<String>,
-        /// There and not needed.
+        /// Tensors that are stored and not needed.
         unexpected: Vec<String>,
     },
-    /// A tensor of another shape than the configuration asks for.
+    /// A tensor has another shape than the configuration requires.
     #[error("{tensor} in {} has shape {found:?}, the configuration asks for {expected:?}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// By the configuration.
+        /// The shape according to the configuration.
         expected: Vec<usize>,
-        /// In the file.
+        /// The shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor stored in a dtype that is no float the crate reads.
+    /// A tensor is stored in a dtype that the crate does not read.
     #[error("{tensor} in {} is stored as {found}; f32, f16 and bf16 can be read", path.display())]
     Dtype {
         /// The file.
@@ -176,7 +176,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What a field of `path` is refused with.
+    /// The error for a refused field of `path`.
     pub(super) fn refused(path: &Path, refusal: Refusal) -> Self {
         let path = path.into();
         match refusal {
@@ -206,7 +206,7 @@ impl LoadError {
     }
 }
 
-/// `what` and the names; nothing where there are none.
+/// `what` and the names; an empty string if there are no names.
 fn listed(what: &str, names: &[String]) -> String {
     if names.is_empty() {
         String::new()

@@ -1,5 +1,7 @@
-//! A family as data: the defaults of its class in transformers, and what only it reads. The common
-//! fields of `config.json` are mapped here, once.
+//! A model family as data: the defaults of its class in transformers, and the fields that only this family reads. The
+//! common fields of `config.json` are mapped here.
+
+use std::num::NonZeroUsize;
 
 use super::{
     fields::{Fields, Refusal},
@@ -12,29 +14,29 @@ use crate::model::{Activation, DecoderConfig, LayerConfig};
 
 /// What differs between families.
 pub(super) struct Family {
-    /// `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`
-    /// where `config.json` is silent; `None`: it must not be.
+    /// Defaults of `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers` and `num_attention_heads`.
+    /// `None` if `config.json` must state them.
     pub(super) sizes: Option<[usize; 5]>,
-    /// `None`: as many as query heads.
+    /// Default number of KV heads; `None` for as many as query heads.
     pub(super) kv_heads: Option<usize>,
-    /// `None`: `hidden_size / num_attention_heads`.
+    /// Default width of a head; `None` for `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
     pub(super) positions: usize,
     pub(super) tied: bool,
     pub(super) bases: Bases,
     pub(super) windows: Windows,
-    /// `attention_bias` where absent.
+    /// Default of `attention_bias`.
     pub(super) bias: bool,
-    /// Whether `attention_bias` is one on the output projection too.
+    /// Whether `attention_bias` includes a bias of the output projection.
     pub(super) output_bias: bool,
-    /// Fields other families must not have.
+    /// Fields that this family implements and others must not have.
     pub(super) implements: &'static [&'static str],
-    /// What only this family reads.
+    /// Reads the fields that only this family has.
     pub(super) particulars: fn(&Fields, &mut DecoderConfig) -> Result<(), Refusal>,
 }
 
 impl Family {
-    /// The neutral description, or the first field that stands against it.
+    /// The neutral description, or the first field that is refused.
     pub(super) fn decoder(
         &self,
         fields: &Fields,
@@ -63,9 +65,13 @@ impl Family {
             .unwrap_or(self.positions);
         let ropes = Ropes::read(fields, &self.bases, positions)?;
         let windows = self.windows.read(fields, layers)?;
+        // A window that reaches beyond all positions is as good as one that covers them.
+        let covers = NonZeroUsize::new(ropes.positions(positions)).unwrap_or(NonZeroUsize::MAX);
+        let bounded = |window: NonZeroUsize| window.min(covers);
 
         let mut config = DecoderConfig::new(vocab, hidden, 0, heads, kv_heads);
         for window in windows {
+            let window = window.map(bounded);
             let rope = match (window, ropes.sliding) {
                 (None, _) => ropes.full,
                 (Some(_), Some(rope)) => rope,
@@ -90,7 +96,7 @@ impl Family {
     }
 }
 
-/// The activation of the families that name it `hidden_act`.
+/// The activation in the families where the field is `hidden_act`.
 pub(super) fn hidden_act(fields: &Fields) -> Result<Activation, Refusal> {
     match fields.text("hidden_act")?.as_deref() {
         None | Some("silu" | "swish") => Ok(Activation::Silu),
@@ -99,5 +105,5 @@ pub(super) fn hidden_act(fields: &Fields) -> Result<Activation, Refusal> {
     }
 }
 
-/// More is a damaged file.
+/// The most layers. More mean a damaged file.
 const MOST_LAYERS: usize = 1000;

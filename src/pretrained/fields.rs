@@ -1,6 +1,6 @@
-//! One object of a configuration: its fields by kind, and why one is refused. `null` counts as absent.
+//! One object of a configuration: its fields by kind, and why a field is refused. `null` counts as absent.
 //!
-//! A value stays text until somebody asks for it: a hostile file costs little more than its size.
+//! A value is parsed when it is read, so a hostile file costs little more than its size.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) type Object = BTreeMap<String, Box<RawValue>>;
 pub(super) enum Refusal {
     /// A field has a value that is not implemented.
     Unsupported { field: String, value: String },
-    /// A field is missing that is needed.
+    /// A required field is missing.
     Missing { field: String },
     /// A field has a value of another kind than it should.
     Invalid {
@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     },
 }
 
-/// An object, and where it lies: `text_config.` or nothing.
+/// An object, and the prefix of its fields' names: `text_config.` or nothing.
 #[derive(Debug)]
 pub(super) struct Fields {
     object: Object,
@@ -57,7 +57,7 @@ impl Fields {
         (json != NULL).then_some(json)
     }
 
-    /// Whether the field is there and `null`: in some classes that is not the same as absent.
+    /// Whether the field is `null`. In some classes of transformers that is not the same as absent.
     pub(super) fn is_null(&self, field: &str) -> bool {
         self.object
             .get(field)
@@ -111,7 +111,7 @@ impl Fields {
         parsed.map_err(|_| self.invalid(field, expected))
     }
 
-    /// What `field` is refused with, for the kind of value it has.
+    /// The refusal of `field` for the kind of its value.
     pub(super) fn invalid(&self, field: &str, expected: &'static str) -> Refusal {
         Refusal::Invalid {
             field: self.name(field),
@@ -120,7 +120,7 @@ impl Fields {
         }
     }
 
-    /// What `field` is refused with, for the value it has.
+    /// The refusal of `field` for its value.
     pub(super) fn unsupported(&self, field: &str) -> Refusal {
         Refusal::Unsupported {
             field: self.name(field),
@@ -134,7 +134,7 @@ impl Fields {
         }
     }
 
-    /// What `field` is refused with where it does not fit `other`.
+    /// The refusal of `field` because it does not fit `other`.
     pub(super) fn conflict(&self, field: &str, other: impl Into<String>) -> Refusal {
         Refusal::Conflict {
             field: self.name(field),
@@ -143,7 +143,7 @@ impl Fields {
         }
     }
 
-    /// A value as an error shows it: text without quotes, and not a whole file.
+    /// A value as it is shown in an error: text without quotes, of limited length.
     pub(super) fn shown(&self, field: &str) -> String {
         let json = self.get(field).unwrap_or(NULL);
         let text = json

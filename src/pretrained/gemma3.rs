@@ -1,4 +1,4 @@
-//! The Gemma 3 family, text only; its larger models lie in a wrapper with a vision tower.
+//! The Gemma 3 family, text only. The larger models are stored in a wrapper with a vision tower.
 
 use burn::tensor::{DType, bf16, f16};
 
@@ -39,7 +39,7 @@ pub(super) const GEMMA3: Family = Family {
 
 fn particulars(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Refusal> {
     for field in ["hidden_activation", "hidden_act"] {
-        // In Gemma's files the plain name has always stood for the tanh approximation.
+        // In Gemma's files the plain name means the tanh approximation, too.
         if !matches!(
             fields.text(field)?.as_deref(),
             None | Some("gelu_pytorch_tanh" | "gelu")
@@ -47,7 +47,7 @@ fn particulars(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Refusa
             return Err(fields.unsupported(field));
         }
     }
-    // Transformers does not read this one here, so a file that says no means something else.
+    // transformers does not read this field for Gemma 3, so it is unclear what `false` means.
     if fields.flag("use_sliding_window")? == Some(false) {
         return Err(fields.unsupported("use_sliding_window"));
     }
@@ -61,7 +61,7 @@ fn particulars(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Refusa
     Ok(())
 }
 
-/// A factor on the embedding as the dtype the embedding is stored in holds it.
+/// A factor on the embedding, rounded to the dtype in which the embedding is stored.
 pub(super) fn rounded(factor: f64, stored: DType) -> f64 {
     match stored {
         DType::F16 => f16::from_f64(factor).to_f64(),

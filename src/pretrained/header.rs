@@ -1,5 +1,5 @@
-//! The header of a safetensors file. It is hostile until checked: nothing is allocated by its word
-//! before the file's length confirms it.
+//! The header of a safetensors file. It is not trusted: a length that it states is compared with the file's length
+//! before anything of that length is allocated.
 
 use std::{io::Read, path::Path};
 
@@ -8,7 +8,7 @@ use safetensors::tensor::Metadata;
 use super::LoadError;
 use crate::files;
 
-/// Where the data of a file starts, and its checked header.
+/// Reads and checks the header of a file. Also returns where the data starts.
 pub(super) fn read(path: &Path) -> Result<(u64, Metadata), LoadError> {
     let io = |source| LoadError::Io {
         path: path.into(),
@@ -52,5 +52,5 @@ pub(super) fn read(path: &Path) -> Result<(u64, Metadata), LoadError> {
     }
 }
 
-/// The format's own limit.
+/// The limit of the format, in bytes.
 const LARGEST_HEADER: usize = 100_000_000;

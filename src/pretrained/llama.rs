@@ -12,7 +12,7 @@ pub(super) const LLAMA: Family = Family {
     head_dim: None,
     positions: 2048,
     tied: false,
-    // Llama 2 was published before the field was.
+    // Llama 2 was published before the field existed.
     bases: Bases::Assumed(10_000.0),
     windows: Windows::Never,
     bias: false,

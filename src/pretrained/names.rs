@@ -1,24 +1,24 @@
-//! Names of tensors in Hugging Face's files, by the neutral ones of `DecoderConfig::weights`.
+//! The names of tensors in Hugging Face's files for the neutral names of `DecoderConfig::weights`.
 
 use super::weights::Weights;
 
 /// How a folder names its tensors.
 pub(super) struct Names {
-    /// Before the names of everything but the head.
+    /// Prefix of every name except that of the head.
     prefix: &'static str,
     pub(super) head: &'static str,
-    /// `post_attention_layernorm` follows attention, as its name says. In blocks of two norms it comes
-    /// before the feed-forward layer.
+    /// Whether blocks have four norms. Then `post_attention_layernorm` follows attention. In blocks with two norms it
+    /// precedes the feed-forward layer.
     post_norms: bool,
 }
 
-/// Where a wrapper keeps its text model, by age of the file.
+/// The prefix of the text model in a wrapper, and the name of its head, in two versions of the files.
 const WITHIN: [(&str, &str); 2] = [
     ("language_model.model.", "language_model.lm_head.weight"),
     ("model.language_model.", "lm_head.weight"),
 ];
 
-/// What a wrapper holds besides: images are not read.
+/// The prefixes of a wrapper's other tensors, which process images and are not read.
 const IMAGES: [&str; 4] = [
     "vision_tower.",
     "multi_modal_projector.",
@@ -35,7 +35,7 @@ impl Names {
         }
     }
 
-    /// The names of a text model in a wrapper: those that `weights` has.
+    /// The names of a text model in a wrapper: those of the version that `weights` has.
     pub(super) fn wrapped(post_norms: bool, weights: &Weights) -> Self {
         let stored = |prefix: &str| weights.contains(&format!("{prefix}embed_tokens.weight"));
         let found = WITHIN.iter().find(|(prefix, _)| stored(prefix));
@@ -49,7 +49,7 @@ impl Names {
         }
     }
 
-    /// Whether a tensor nobody asks for may lie there.
+    /// Whether a tensor that the model does not need may be stored.
     pub(super) fn ignored(&self, name: &str) -> bool {
         let wrapped = self.prefix != "model.";
         name == self.head
@@ -57,7 +57,7 @@ impl Names {
             || wrapped && IMAGES.iter().any(|images| name.starts_with(images))
     }
 
-    /// The name of a neutral one.
+    /// The name in the files for a neutral name.
     pub(super) fn tensor(&self, neutral: &str) -> String {
         if neutral == "head" {
             return self.head.into();

@@ -1,17 +1,17 @@
-//! Fields of `config.json` that change the mathematics in ways the crate does not implement: each must
-//! be absent, `null` or have the value that changes nothing.
+//! Fields of `config.json` that can change the mathematics in ways that the crate does not implement. Each must be
+//! absent, be `null`, or have the value that changes nothing.
 
 use super::fields::{Fields, Refusal};
 
 /// The value that changes nothing.
 enum Neutral {
-    /// None: the field must be absent or `null`.
+    /// There is none: the field must be absent or `null`.
     Absent,
     Is(bool),
     Number(f64),
 }
 
-/// A family that implements a field is excepted from it.
+/// The fields and their neutral values. A family is not checked for the fields that it implements.
 const NEUTRAL: &[(&str, Neutral)] = {
     use Neutral::{Absent, Is, Number};
     &[
@@ -25,7 +25,7 @@ const NEUTRAL: &[(&str, Neutral)] = {
         ("no_rope_layers", Absent),
         ("no_rope_layer_interval", Absent),
         ("alibi", Is(false)),
-        // What a query sees.
+        // Which keys a query sees.
         ("use_bidirectional_attention", Is(false)),
         ("is_causal", Is(true)),
         ("use_sliding_window", Is(false)),
@@ -65,7 +65,7 @@ const NEUTRAL: &[(&str, Neutral)] = {
     ]
 };
 
-/// Refuses the first field with a value that changes something, but for those in `implemented`.
+/// Refuses the first field whose value changes something. Fields in `implemented` are not checked.
 pub(super) fn check(fields: &Fields, implemented: &[&str]) -> Result<(), Refusal> {
     let changes = |field: &str, neutral: &Neutral| match neutral {
         Neutral::Absent => true,

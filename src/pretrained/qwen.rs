@@ -1,5 +1,4 @@
-//! The Qwen families: Qwen2 and 2.5 with biases on queries, keys and values, Qwen3 with a norm on
-//! queries and keys.
+//! The Qwen families. Qwen2 and 2.5 have biases on queries, keys and values, Qwen3 has a norm on queries and keys.
 
 use super::{
     family::{Family, hidden_act},

@@ -1,25 +1,25 @@
-//! Base and scaling of rotary positions, from the older fields of `config.json` (`rope_theta`,
-//! `rope_scaling`, `rope_local_base_freq`) and the newer one (`rope_parameters`, flat or by layer type).
+//! Base and scaling of rotary positions. They are read from the older fields of `config.json` (`rope_theta`,
+//! `rope_scaling`, `rope_local_base_freq`) and from the newer one (`rope_parameters`, flat or by layer type).
 
 use super::fields::{Fields, Refusal};
 use crate::model::{RopeConfig, RopeScaling, yarn_attention_factor};
 
-/// Where a family's bases come from when `config.json` is silent.
+/// The bases of a family if `config.json` does not state them.
 pub(super) enum Bases {
-    /// It must not be.
+    /// There are none: `config.json` must state them.
     Required,
-    /// Assumed, with a warning.
+    /// The base is assumed, with a warning.
     Assumed(f64),
-    /// The class's own, and layers with a window have a base, and no scaling, of their own.
+    /// The defaults of the class. Sliding-window layers have their own base, and no scaling.
     Local { full: f64, sliding: f64 },
 }
 
-/// Rotation of the layers that show every key, and of those with a window.
+/// Rotation of full-attention layers and of sliding-window layers.
 pub(super) struct Ropes {
     pub(super) full: RopeConfig,
-    /// `None` where `full_attention` has a base and `sliding_attention` none: an error if it is used.
+    /// `None` if `full_attention` has a base and `sliding_attention` has none, which is an error if a layer needs it.
     pub(super) sliding: Option<RopeConfig>,
-    /// The base that had to be assumed.
+    /// The base, if it was assumed.
     pub(super) assumed: Option<f64>,
 }
 
@@ -46,8 +46,8 @@ impl Ropes {
         })
     }
 
-    /// Positions the model runs to, where the configuration says `stated`: YaRN is switched on in files
-    /// that go on stating the original length.
+    /// The positions of the model, if the configuration states `stated`. Where YaRN is switched on, that can still be
+    /// the original length.
     pub(super) fn positions(&self, stated: usize) -> usize {
         match self.full.scaling {
             RopeScaling::Yarn {
@@ -61,7 +61,7 @@ impl Ropes {
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// Base and scaling of the layers of one type. What is said twice must be said alike.
+/// Base and scaling of the layers of one type. Values that are stated twice must be equal.
 fn layer(
     fields: &Fields,
     kind: &str,
@@ -103,9 +103,9 @@ fn layer(
     Ok((base, scaling.unwrap_or(RopeScaling::None)))
 }
 
-/// Every field of a scaling; another one could change the mathematics.
+/// All known fields of a scaling. Any other could change the mathematics.
 const KNOWN: [&str; 15] = [
-    // A note about how the model was made.
+    // A note on how the model was made.
     "finetuned",
     "rope_type",
     "type",
@@ -141,7 +141,7 @@ fn read_scaling(rope: &Fields, positions: usize) -> Result<RopeScaling, Refusal>
     let needed = |field: &str| rope.number(field)?.ok_or_else(|| rope.missing(field));
     let original = "original_max_position_embeddings";
     match kind.or(old).as_deref() {
-        // Numbers without a type: nobody knows what they are for.
+        // Without a type, the meaning of the numbers is unknown.
         None if rope.get("factor").is_some() => Err(rope.missing("rope_type")),
         None | Some("default") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear {

@@ -1,24 +1,23 @@
-//! What a folder says that a reader may not expect. It loads all the same.
+//! Warnings about a model folder that can still be loaded.
 
 use std::fmt;
 
-/// Something a model folder leaves open or contradicts itself in, and how it was taken.
+/// Something that a model folder does not state, or states inconsistently, and how it was interpreted.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// The configuration ties the head to the embedding, and a head that differs from it is stored.
-    /// The stored head is ignored.
+    /// The configuration states that the head is the embedding, but another head is stored. The stored head is
+    /// ignored.
     HeadIgnored {
         /// The stored head.
         tensor: String,
     },
-    /// The configuration says the head is not the embedding, and none is stored. The head is the
-    /// embedding.
+    /// The configuration states that the head is not the embedding, but no head is stored. The head is the embedding.
     HeadAbsent {
-        /// The tensor that is not there.
+        /// The tensor that is missing.
         tensor: String,
     },
-    /// The configuration names no rotary base: the family's first one is used.
+    /// The configuration states no rotary base. The family's first one is used.
     DefaultTheta {
         /// The base.
         theta: f64,

@@ -1,4 +1,4 @@
-//! Safetensors files of a model folder: which tensor is where, and reading one as f32.
+//! Safetensors files of a model folder: where each tensor is stored, and how one is read as f32.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,8 +33,8 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of exactly the files the index names; without an index those of
-    /// `model.safetensors`, or else of every safetensors file.
+    /// Reads the headers of exactly the files that the index names. Without an index, reads that of
+    /// `model.safetensors`, or else those of every safetensors file.
     pub(super) fn open(dir: &Path) -> Result<Self, LoadError> {
         let index = dir.join("model.safetensors.index.json");
         let single = dir.join("model.safetensors");
@@ -45,7 +45,7 @@ impl Weights {
         if index.exists() {
             let map = json::read::<Index>(&index, LARGEST_INDEX)?.weight_map;
             for shard in map.values().collect::<BTreeSet<_>>() {
-                // A name with a path in it could leave the folder.
+                // A name that contains a path could point out of the folder.
                 let path = dir.join(shard);
                 if Path::new(shard)
                     .file_name()
@@ -95,7 +95,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Adds the tensors of one file that `wanted` names.
+    /// Adds the tensors of one file that `wanted` accepts.
     fn add(&mut self, path: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), LoadError> {
         let (start, metadata) = header::read(&path)?;
         let file = self.files.len();
@@ -140,7 +140,7 @@ impl Weights {
         })
     }
 
-    /// The float a tensor is stored as; f32 where it is none, or not there.
+    /// The float dtype of a stored tensor; f32 if it has another dtype or does not exist.
     pub(super) fn dtype(&self, name: &str) -> DType {
         match self.tensors.get(name).map(|stored| stored.info.dtype) {
             Some(Dtype::F16) => DType::F16,
@@ -149,7 +149,7 @@ impl Weights {
         }
     }
 
-    /// Whether two stored tensors are the same numbers in the same shape.
+    /// Whether two stored tensors have the same shape and the same numbers.
     pub(super) fn same(&self, one: &str, other: &str) -> Result<bool, LoadError> {
         let shape = &self.tensors[one].info.shape;
         if self.check(other, shape).is_err() {
@@ -184,8 +184,7 @@ impl Weights {
         }
     }
 
-    /// The tensor's elements in f32, decoded as they are asked for. It must be there and
-    /// [`check`](Self::check)ed.
+    /// The tensor's elements in f32, decoded lazily. The tensor must exist and be [`check`](Self::check)ed.
     pub(super) fn read(&self, name: &str) -> Result<impl Iterator<Item = f32> + use<>, LoadError> {
         let Stored { file, at, info } = &self.tensors[name];
         let path = &self.files[*file];

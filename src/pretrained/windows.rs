@@ -1,25 +1,25 @@
-//! Which layers show a window only: `layer_types`, else a pattern, else the family's own rule.
+//! Which layers are sliding-window layers: by `layer_types`, else by a pattern, else by the rule of the family.
 
 use std::num::NonZeroUsize;
 
 use super::fields::{Fields, Refusal};
 
-/// A family's rule, where `config.json` has neither layer types nor a pattern.
+/// The rule of a family if `config.json` has neither layer types nor a pattern.
 pub(super) enum Windows {
     /// No layer has a window.
     Never,
-    /// With `use_sliding_window`, the layers from `max_window_layers` on.
+    /// With `use_sliding_window`, the layers from `max_window_layers` on have one.
     Switched,
-    /// Every layer but each sixth.
+    /// All layers have one, except every sixth.
     Sixth,
 }
 
-/// What the classes of transformers assume.
+/// Defaults of the classes of transformers.
 const WINDOW: usize = 4096;
 const FIRST_SLIDING: usize = 28;
 
 impl Windows {
-    /// Each layer's window.
+    /// The window of each layer.
     pub(super) fn read(
         &self,
         fields: &Fields,

@@ -39,6 +39,8 @@ impl ResidualCheckpoint {
         if let Some(bytes) = self.setup.byte_budget {
             options.push(("byte_budget", bytes.to_string()));
         }
+        let options = options.into_iter();
+        let options = options.map(|(name, value)| (name.to_owned(), value));
         State::new("residual", options, &self.setup.shape)
     }
 

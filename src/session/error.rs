@@ -10,8 +10,8 @@ use burn::tensor::DType;
 
 use crate::cache::CacheError;
 
-/// Why a session could not be written or read. The cache is as it was, and so is a file that was to be
-/// replaced.
+/// Why a session could not be written or read. The cache has not changed. A file that was to be replaced has not changed
+/// either, except with [`NotSynced`](Self::NotSynced).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -20,23 +20,31 @@ pub enum SessionError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file is no safetensors file, or cut short.
+    /// The new file is in place, but its folder could not be synced.
+    #[error("{}: written, but it may not survive a power failure", path.display())]
+    NotSynced {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The file is not a safetensors file, or was cut short.
     #[error("{}: no whole safetensors file", path.display())]
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What its parser says.
+        /// The error of the parser.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The file is something else than a session.
+    /// The file is not a session.
     #[error("{}: no session: its format is {}", path.display(), found.as_deref().unwrap_or("not said"))]
     Format {
         /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// The format that it states, if any.
         found: Option<String>,
     },
     /// The file was written by a newer version of this crate.
@@ -49,16 +57,16 @@ pub enum SessionError {
         /// The newest that can be read.
         newest: u32,
     },
-    /// A part of the file is not what was written.
+    /// A part of the file is damaged.
     #[error("{}: {part} is damaged: its checksum is {found}, not {expected}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// The tensor, or the facts in the header.
         part: String,
-        /// The checksum the file says.
+        /// The checksum that the file states.
         expected: String,
-        /// The checksum of what is there.
+        /// The checksum of the part.
         found: String,
     },
     /// The session belongs to other weights.
@@ -68,7 +76,7 @@ pub enum SessionError {
         path: PathBuf,
         /// The fingerprint of this model.
         expected: String,
-        /// That of the file.
+        /// The fingerprint in the file.
         found: String,
     },
     /// A dtype that a session file cannot hold.
@@ -79,7 +87,7 @@ pub enum SessionError {
         /// Its dtype.
         dtype: DType,
     },
-    /// The cache refused to hand out its state or to go on from another.
+    /// The cache refused to return its state, or to continue from that of the file.
     #[error("{}: the cache refused", path.display())]
     Cache {
         /// The file.
@@ -90,7 +98,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// What the cache refused about the session at `path`.
+    /// The error of a cache for the session at `path`.
     pub(super) fn cache(path: &Path, source: CacheError) -> Self {
         Self::Cache {
             path: path.into(),

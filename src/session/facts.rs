@@ -1,17 +1,17 @@
-//! The facts in a session's header, and the checksums.
+//! The facts in the header of a session, and the checksums.
 
 use std::collections::{BTreeMap, HashMap};
 
 use safetensors::Dtype;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What the file says of itself, by key.
+/// What the file states about itself, by key.
 pub(super) type Facts = HashMap<String, String>;
 
 /// The key of the checksum over all other facts.
 pub(super) const CHECKSUM: &str = "checksum";
 
-/// The key of a backend's option begins with this.
+/// The beginning of the key of every option of a backend.
 pub(super) const OPTION: &str = "option";
 
 /// The key of a tensor's checksum.
@@ -19,7 +19,7 @@ pub(super) fn checksum_key(tensor: &str) -> String {
     format!("{CHECKSUM}.{tensor}")
 }
 
-/// The checksum of a tensor: of its name, dtype and shape too.
+/// The checksum of a tensor, including its name, dtype and shape.
 pub(super) fn of_tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> String {
     let mut hash = Xxh3Default::new();
     hash.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
@@ -27,7 +27,7 @@ pub(super) fn of_tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8])
     format!("{:016x}", hash.digest())
 }
 
-/// The checksum of the facts, its own left out.
+/// The checksum of all facts except itself.
 pub(super) fn of_facts(facts: &Facts) -> String {
     let mut hash = Xxh3Default::new();
     let sorted: BTreeMap<_, _> = facts.iter().filter(|(key, _)| *key != CHECKSUM).collect();

@@ -1,4 +1,4 @@
-//! Reading a session: nothing in it is believed before its checksum is right.
+//! Reads a session. Nothing in it is used before its checksum was compared.
 
 use std::{io::Read, path::Path};
 
@@ -15,16 +15,15 @@ use crate::{
     fingerprint::Fingerprint,
 };
 
-/// Makes `cache` go on from where the one stood that was [saved](super::save) to `path`; its tensors go to
-/// `device`. The cache must be of the same backend, with the same options, for the model with this
-/// fingerprint.
+/// Makes `cache` continue from the state of the cache that was [saved](super::save) to `path`. Tensors are read to
+/// `device`. The cache must have the same backend and options, and the model must have the same fingerprint.
 ///
 /// # Errors
-/// [`SessionError`], naming what differs. The cache is then as it was.
+/// [`SessionError`], which names what differs. The cache is then unchanged.
 ///
 /// # Cost
-/// The file is held whole beside the tensors made of it, and these beside what the cache held and the rows
-/// it goes on with.
+/// The whole file is held together with the tensors that are read from it. These are held together with the cache's
+/// old content and its new entries.
 pub fn load<C>(
     path: &Path,
     cache: &mut C,
@@ -80,7 +79,8 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     }
 }
 
-/// Checks that the file is a session, one that can be read, undamaged, and of this model.
+/// Checks that the file is a session, that its version can be read, that its facts are undamaged, and that it belongs
+/// to this model.
 fn check_facts(path: &Path, facts: &Facts, model: &Fingerprint) -> Result<(), SessionError> {
     let fact = |key: &str| facts.get(key).cloned();
     if fact("format").as_deref() != Some(FORMAT) {

@@ -1,6 +1,11 @@
-//! Writing a session: to a temporary name, synced, renamed.
+//! Writes a session: to a temporary name, then synced, then renamed.
 
-use std::{borrow::Cow, fs::OpenOptions, io, path::Path};
+use std::{
+    borrow::Cow,
+    fs::{File, OpenOptions},
+    io,
+    path::Path,
+};
 
 use burn::tensor::{DType, Tensor};
 use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
@@ -14,18 +19,17 @@ use crate::{
     fingerprint::Fingerprint,
 };
 
-/// Writes everything `cache` needs to go on into a file, replacing what was there.
+/// Writes everything that `cache` needs to continue to a file. Replaces a file at `path`.
 ///
-/// The file is written into a temporary folder beside `path`, synced to the disk and moved: whatever happens
-/// meanwhile, `path` is the old file or the new one. Where the process is killed, a folder whose name begins
-/// with a dot and ends in `.tmp` may be left. Its owner alone can read the file; a link at `path` is
-/// replaced.
+/// The file is written to a temporary folder beside `path`, synced to the disk and moved. At any time, `path` is
+/// either the old file or the new one. If the process is killed, a folder may remain whose name begins with a dot and
+/// ends in `.tmp`. Only its owner can read the file. A link at `path` is replaced.
 ///
 /// # Errors
-/// [`SessionError`]: the file cannot be written, or the cache does not hand out its state.
+/// [`SessionError`] if the file cannot be written, or if the cache does not return its state.
 ///
 /// # Cost
-/// Every tensor is read twice, one at a time; on top of the cache that holds one of them.
+/// Every tensor is read twice, one at a time. One tensor is held on top of the cache.
 pub fn save<C>(path: &Path, cache: &C, model: &Fingerprint) -> Result<(), SessionError>
 where
     C: CacheBackend + ?Sized,
@@ -59,20 +63,46 @@ where
         parts.push((name, part));
     }
     facts.insert(CHECKSUM.into(), of_facts(&facts));
-    write(path, parts, facts).map_err(|source| SessionError::Io {
-        path: path.into(),
-        source,
-    })
+    write(path, parts, facts, File::sync_all)
 }
 
-fn write(path: &Path, parts: Vec<(&str, Part<'_>)>, facts: Facts) -> io::Result<()> {
+/// Replaces `path` by a file with these tensors. `sync` makes a change in the folder durable.
+fn write(
+    path: &Path,
+    parts: Vec<(&str, Part<'_>)>,
+    facts: Facts,
+    sync: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<(), SessionError> {
+    let io = |source| SessionError::Io {
+        path: path.into(),
+        source,
+    };
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    // Opened ahead: what cannot be synced is refused before anything is replaced.
-    #[cfg(unix)]
-    let on_disk = std::fs::File::open(folder)?;
+    // Opened first, so that a folder that cannot be opened is refused before anything is replaced.
+    let on_disk = cfg!(unix)
+        .then(|| File::open(folder))
+        .transpose()
+        .map_err(io)?;
+    write_aside(path, folder, parts, facts).map_err(io)?;
+    // The new name is durable once the folder is synced.
+    on_disk
+        .map_or(Ok(()), |folder| sync(&folder))
+        .map_err(|source| SessionError::NotSynced {
+            path: path.into(),
+            source,
+        })
+}
+
+/// Writes to a temporary name, synced, and renames.
+fn write_aside(
+    path: &Path,
+    folder: &Path,
+    parts: Vec<(&str, Part<'_>)>,
+    facts: Facts,
+) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = tempfile::Builder::new()
         .prefix(&format!(".{name}."))
@@ -83,15 +113,9 @@ fn write(path: &Path, parts: Vec<(&str, Part<'_>)>, facts: Facts) -> io::Result<
         SafeTensorError::IoError(error) => error,
         error => io::Error::other(error),
     })?;
-    OpenOptions::new()
-        .write(true)
-        .open(&temporary)?
-        .sync_all()?;
-    std::fs::rename(&temporary, path)?;
-    // The new name lasts once the folder is on the disk.
-    #[cfg(unix)]
-    on_disk.sync_all()?;
-    Ok(())
+    let written = OpenOptions::new().write(true).open(&temporary)?;
+    written.sync_all()?;
+    std::fs::rename(&temporary, path)
 }
 
 /// An entry as safetensors writes it.
@@ -162,7 +186,7 @@ impl View for Part<'_> {
     }
 }
 
-/// The dtype of a file for one of a tensor.
+/// The dtype in a file for the dtype of a tensor; `None` if a file cannot hold it.
 fn stored(dtype: DType) -> Option<Dtype> {
     match dtype {
         DType::F64 => Some(Dtype::F64),
@@ -170,5 +194,31 @@ fn stored(dtype: DType) -> Option<Dtype> {
         DType::F16 => Some(Dtype::F16),
         DType::BF16 => Some(Dtype::BF16),
         _ => None,
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_synced_leaves_the_new_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("chat");
+        std::fs::write(&path, "old").expect("a file");
+        let entry = Entry::Ids(vec![7]);
+        let parts = vec![("ids", Part::new("ids", &entry).expect("ids can be written"))];
+        let sync = |_: &File| Err(io::Error::other("no disk"));
+        let failed = write(&path, parts, Facts::default(), sync);
+        let text = failed.as_ref().expect_err("it was not synced").to_string();
+        assert!(
+            matches!(failed, Err(SessionError::NotSynced { .. })),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("written, but it may not survive a power failure"),
+            "{text}"
+        );
+        assert_ne!(std::fs::read(&path).expect("the new file"), b"old");
     }
 }

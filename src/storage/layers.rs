@@ -3,8 +3,8 @@
 use super::{layer::LayerStore, steps::StepTracker};
 use crate::{
     cache::{
-        CacheError, CachedPositions, KeysValues, LayerIndex, ModelShape, Observation, Span, State,
-        Step, wrong,
+        CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape, Observation,
+        Observed, Span, State, Step, wrong,
     },
     memory::MemoryReport,
 };
@@ -105,6 +105,16 @@ impl LayerStores {
         self.layers[layer.index()].read()
     }
 
+    /// Checks a report of attention about the layer that was just stored.
+    ///
+    /// # Errors
+    /// As [`StepTracker::observe`].
+    pub fn observe(&mut self, layer: LayerIndex, observed: &Observed) -> Result<(), CacheError> {
+        let store = self.layers.get(layer.index());
+        let slots = store.map_or(0, LayerStore::capacity);
+        self.tracker.observe(layer, observed, slots)
+    }
+
     /// Closes the step.
     ///
     /// # Errors
@@ -181,6 +191,29 @@ impl LayerStores {
         Ok(())
     }
 
+    /// Opens a draft: sliding-window layers keep everything from here on. The backend must not evict before its end.
+    ///
+    /// # Errors
+    /// As [`StepTracker::begin_draft`].
+    pub fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.tracker.begin_draft()
+    }
+
+    /// Ends the draft. Discarded tokens are removed.
+    ///
+    /// # Errors
+    /// As [`StepTracker::draft_start`].
+    pub fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        let start = self.tracker.draft_start()?;
+        self.tracker.end_draft();
+        match (draft, start) {
+            (Draft::Accept, _) => self.settle(),
+            (Draft::Discard, None) => self.clear(),
+            (Draft::Discard, Some(start)) => self.shorten(&start),
+        }
+        Ok(())
+    }
+
     pub(crate) fn can_truncate(
         &self,
         to: &[usize],
@@ -229,15 +262,18 @@ impl LayerStores {
     }
 
     /// Adds lengths and entries to a state.
-    pub(crate) fn write(&self, state: &mut State) {
+    pub fn write(&self, state: &mut State) {
         state.insert_positions("lengths", self.tracker.lengths().iter().copied());
         for (layer, store) in self.layers.iter().enumerate() {
             store.write(layer, state);
         }
     }
 
-    /// The same kind of stores with lengths and entries of a state.
-    pub(crate) fn restored(&self, state: &State) -> Result<Self, CacheError> {
+    /// The same kind of stores with lengths and entries of a state. Nothing in the state is trusted.
+    ///
+    /// # Errors
+    /// [`State`](CacheError::State), [`Shape`](CacheError::Shape), [`Dtype`](CacheError::Dtype).
+    pub fn restored(&self, state: &State) -> Result<Self, CacheError> {
         let lengths = state.lengths()?;
         let layers = self.layers.iter().enumerate();
         let layers = layers.map(|(layer, store)| {

@@ -1,37 +1,37 @@
-//! Laws of batches: rows and KV heads keep to themselves.
+//! Laws of batches: sequences and KV heads are independent of one another.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{Contract, TIGHT},
-    models::{Call, all_models, models, ragged, text},
+    models::{TextStep, all_models, models, ragged, text},
     test_run::{TestRun, list},
 };
 use crate::cache::CacheBackend;
 
-/// A row of a ragged batch has the logits and keeps the positions it has alone, also when it brings
-/// nothing in some calls. Pads are never kept, shown or counted: `keys_values` of the batch is that of
-/// its rows alone.
+/// A sequence of a ragged batch has the logits and the cached positions that it has alone, also if it has no tokens
+/// in some steps. Pads are never stored, returned or counted: `keys_values` of the batch is the sum over its
+/// sequences alone.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn rows_do_not_depend_on_their_neighbours(contract: &Contract, device: &Device) {
+pub fn sequences_do_not_depend_on_each_other(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
-        let law = "rows do not depend on their neighbours";
-        // A neighbour that needs larger buffers, and gives them back.
+        let law = "sequences do not depend on each other";
+        // A sequence that needs larger buffers, and frees them again.
         let long = text(102, 0, &[[530, 20], [1, 1], [3, 3], [1, 1]]);
         for text in [ragged(101), long] {
-            alone_or_not(law, contract, model, &text);
+            together_as_alone(law, contract, model, &text);
         }
     }
 }
 
-/// Batches of 2 and of 4 rows, as many as KV heads among them: each row and KV head is shown
-/// the rows it is shown alone, and has the same logits. Every family, with 1, 2 and 4 KV heads.
+/// Every sequence and KV head of a batch has the entries and the logits that it has alone. The law runs batches of 2
+/// and of 4 sequences, and every family with 1, 2 and 4 KV heads. So some batches have as many sequences as KV heads.
 ///
 /// # Panics
 /// If the law is broken.
@@ -45,64 +45,68 @@ pub fn heads_do_not_depend_on_the_batch(contract: &Contract, device: &Device) {
         let two = text(111, 0, &[[11; 2], [3; 2], [1; 2]]);
         let four = text(112, 0, &[[11; 4], [3; 4], [1; 4]]);
         for text in [two, four] {
-            alone_or_not(law, contract, model, &text);
+            together_as_alone(law, contract, model, &text);
         }
     }
 }
 
-fn alone_or_not(
+fn together_as_alone(
     law: &'static str,
     contract: &Contract,
     model: &super::models::Model,
-    text: &[Call],
+    text: &[TextStep],
 ) {
     let mut together = TestRun::new(law, contract, model, TIGHT);
-    let rows = text[0].rows.len();
-    let mut alone: Vec<TestRun<'_>> = (0..rows)
+    let sequences = text[0].tokens.len();
+    let mut alone: Vec<TestRun<'_>> = (0..sequences)
         .map(|_| TestRun::new(law, contract, model, TIGHT))
         .collect();
-    for call in text {
-        let logits = together.feed(call);
-        for (row, alone) in alone.iter_mut().enumerate() {
-            if call.rows[row].is_empty() {
+    for step in text {
+        let logits = together.process(step);
+        for (sequence, alone) in alone.iter_mut().enumerate() {
+            if step.tokens[sequence].is_empty() {
                 continue;
             }
-            let expected = alone.feed(&call.row(row));
+            let expected = alone.process(&step.sequence(sequence));
             together.require(
-                logits[row] == expected[0],
-                format_args!("row {row} has other logits than alone"),
+                logits[sequence] == expected[0],
+                format_args!("the logits of sequence {sequence} differ from those it has alone"),
             );
-            for (layer, shown) in together.shown().iter().enumerate() {
-                let ours = shown.rows.range((row, 0, 0)..(row + 1, 0, 0));
-                let ours = ours.map(|((_, head, position), row)| ((0, *head, *position), row));
-                let theirs = alone.shown()[layer].rows.iter();
+            for (layer, reading) in together.readings().iter().enumerate() {
+                let ours = reading
+                    .entries
+                    .range((sequence, 0, 0)..(sequence + 1, 0, 0));
+                let ours = ours.map(|((_, head, position), entry)| ((0, *head, *position), entry));
+                let theirs = alone.readings()[layer].entries.iter();
                 together.require(
-                    ours.eq(theirs.map(|(place, row)| (*place, row))),
-                    format_args!("layer {layer} shows row {row} other rows than alone"),
+                    ours.eq(theirs.map(|(place, entry)| (*place, entry))),
+                    format_args!("the entries of sequence {sequence} returned at layer {layer} differ from those it has alone"),
                 );
             }
         }
         for layer in 0..together.layers() {
-            let kept = together.cached(layer);
-            for (row, alone) in alone.iter().enumerate() {
+            let cached = together.cached(layer);
+            for (sequence, alone) in alone.iter().enumerate() {
+                let expected = alone.cached(layer);
                 for head in 0..together.shape().kernels.kv_heads {
-                    let (ours, theirs) = (list(&kept, row, head).to_vec(), alone.cached(layer));
-                    let theirs = list(&theirs, 0, head);
+                    let ours = list(&cached, sequence, head);
+                    let theirs = list(&expected, 0, head);
                     together.require(
                         ours == theirs,
-                        format_args!("layer {layer}, row {row} keeps {ours:?}, alone {theirs:?}"),
+                        format_args!("layer {layer}, sequence {sequence}: the cached positions are {ours:?}, expected {theirs:?} as alone"),
                     );
                 }
             }
         }
     }
-    // A layer with a window may hold more of a silent row's last call alone: it brought none since.
+    // A sliding-window layer holds the entries of the last step. In a batch, a sequence may have no tokens in that
+    // step, and then holds fewer entries than alone.
     if together.shape().windows.iter().all(Option::is_none) {
         let sum: usize = alone.iter().map(|run| run.cache.memory().keys_values).sum();
         let found = together.cache.memory().keys_values;
         together.require(
             found == sum,
-            format_args!("{found} bytes of keys and values are held, {sum} by rows alone"),
+            format_args!("{found} bytes of keys and values are held, expected {sum}, the sum over the sequences alone"),
         );
     }
 }

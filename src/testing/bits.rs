@@ -1,16 +1,16 @@
-//! Laws of bits: the oracle's, and one's own.
+//! Laws of bits: equal to those of the reference, and repeatable.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{AMPLE, Contract, TIGHT},
-    models::{Call, all_models, chunked, models, ragged, text},
+    models::{TextStep, all_models, chunked, models, ragged, text},
     test_run::{Logits, TestRun},
 };
 
-/// With a budget that no text exceeds, every logit and every row shown has the bits of
-/// [`FullKv`](crate::cache::FullKv), in every family with 1, 2 and 4 KV heads, for a whole text, chunks
-/// and ragged batches. A lossless backend has them with any budget.
+/// With a budget that no text exceeds, all logits and all returned entries have the bits of
+/// [`FullKv`](crate::FullKv). A lossless backend has them with any budget. The law runs every family with 1, 2 and 4
+/// KV heads, for a whole text, chunks and ragged batches.
 ///
 /// # Panics
 /// If the law is broken.
@@ -29,19 +29,19 @@ pub fn an_ample_budget_equals_full_kv(contract: &Contract, device: &Device) {
             for &budget in budgets {
                 let law = "an ample budget equals FullKv";
                 let mut ours = TestRun::new(law, contract, model, budget);
-                let mut oracle = TestRun::oracle(law, model);
-                for call in &text {
-                    let expected = oracle.feed(call);
-                    let found = ours.feed(call);
-                    ours.require_same(&found, &oracle, &expected, "FullKv");
+                let mut reference = TestRun::reference(law, model);
+                for step in &text {
+                    let expected = reference.process(step);
+                    let found = ours.process(step);
+                    ours.require_same(&found, &reference, &expected, "FullKv");
                 }
             }
         }
     }
 }
 
-/// The same calls give the same bits again. In a lossless backend a token has the same logits however the
-/// text is split into calls.
+/// The same steps give the same bits again. In a lossless backend, a token has the same logits however the text is
+/// split into steps.
 ///
 /// # Panics
 /// If the law is broken.
@@ -55,40 +55,43 @@ pub fn bits_repeat(contract: &Contract, device: &Device) {
         for text in [chunked(52), ragged(53)] {
             let mut one = TestRun::new(law, contract, model, TIGHT);
             let mut two = TestRun::new(law, contract, model, TIGHT);
-            for call in &text {
-                let (found, again) = (one.feed(call), two.feed(call));
-                two.require_same(&again, &one, &found, "the same calls gave before");
+            for step in &text {
+                let (found, again) = (one.process(step), two.process(step));
+                two.require_same(&again, &one, &found, "the first run of the same steps");
             }
         }
         if contract.lossless {
             let whole = text(54, 0, &[[36]]);
             let mut cache = TestRun::new(law, contract, model, TIGHT);
-            let expected = cache.feed(&whole[0]);
+            let expected = cache.process(&whole[0]);
             for size in [2, 17] {
                 let mut cache = TestRun::new(law, contract, model, TIGHT);
-                let calls = whole[0].rows[0].chunks(size).map(|chunk| Call {
-                    rows: vec![chunk.to_vec()],
+                let steps = whole[0].tokens[0].chunks(size).map(|chunk| TextStep {
+                    tokens: vec![chunk.to_vec()],
                     more_follows: false,
                 });
-                let calls: Vec<Call> = calls.collect();
-                let found = joined(cache.feed_all(&calls));
+                let steps: Vec<TextStep> = steps.collect();
+                let found = joined(cache.process_all(&steps));
                 cache.require(
                     found == expected,
-                    format_args!("calls of {size} give other logits than one call"),
+                    format_args!(
+                        "the logits of steps of {size} tokens differ from those of one step"
+                    ),
                 );
             }
         }
     }
 }
 
-/// Logits of several calls as those of one.
-pub(super) fn joined(calls: Vec<Logits>) -> Logits {
-    let mut rows: Logits = Vec::new();
-    for call in calls {
-        rows.resize(call.len(), Vec::new());
-        rows.iter_mut()
-            .zip(call)
-            .for_each(|(row, more)| row.extend(more));
+/// The logits of several steps as those of one.
+pub(super) fn joined(steps: Vec<Logits>) -> Logits {
+    let mut joined: Logits = Vec::new();
+    for step in steps {
+        joined.resize(step.len(), Vec::new());
+        joined
+            .iter_mut()
+            .zip(step)
+            .for_each(|(sequence, more)| sequence.extend(more));
     }
-    rows
+    joined
 }

@@ -1,4 +1,4 @@
-//! What a backend claims: declared, never found out.
+//! What a backend claims. Claims are declared, never detected.
 
 use std::fmt;
 
@@ -6,26 +6,26 @@ use burn::tensor::Device;
 
 use crate::cache::{CacheBackend, ModelShape};
 
-/// A budget that binds in most texts of the suite, in rows.
+/// A budget, in entries, that most texts of the suite exceed.
 pub const TIGHT: usize = 8;
 
-/// A budget that never binds, in rows: no text of the suite is longer.
+/// A budget, in entries, that no text of the suite exceeds.
 pub const AMPLE: usize = 1024;
 
 /// How a backend is built, and what it claims.
 ///
-/// The budget is what the backend is to hold between steps in every layer that shows all keys, in rows:
-/// [`TIGHT`] or [`AMPLE`]. A backend without one ignores it.
+/// The budget is the number of entries that the backend may hold between steps in every full-attention layer:
+/// [`TIGHT`] or [`AMPLE`]. A backend without a budget ignores it.
 ///
 /// ```
-/// use kv_direct::cache::{SnapKv, SnapKvConfig};
+/// use kv_direct::policy::{SnapKv, SnapKvConfig};
 /// use kv_direct::testing::Contract;
 ///
-/// // A prompt is cut to the budget; what comes after it stays.
+/// // Entries of a prompt are evicted down to the budget; those after the prompt stay.
 /// let snap_kv = Contract::lossy(|shape, _device, budget| {
 ///     SnapKv::new(shape, SnapKvConfig::new(budget, 4)).expect("a budget above the window")
 /// })
-/// .with_rows(|budget, prompt, length| match prompt {
+/// .with_most_entries(|budget, prompt, length| match prompt {
 ///     Some(prompt) => prompt.min(budget) + length - prompt,
 ///     None => length,
 /// });
@@ -33,35 +33,35 @@ pub const AMPLE: usize = 1024;
 /// ```
 pub struct Contract {
     make: Box<Make>,
-    rows: Box<Rows>,
+    most_entries: Box<MostEntries>,
     pub(super) lossless: bool,
     pub(super) rebuilds: bool,
-    pub(super) turns_keys: bool,
+    pub(super) rotates_keys: bool,
     pub(super) sessions: bool,
     pub(super) parks: bool,
     pub(super) reach: Reach,
-    windows: bool,
+    sliding_windows: bool,
 }
 
 type Make = dyn Fn(&ModelShape, &Device, usize) -> Box<dyn CacheBackend>;
-type Rows = dyn Fn(usize, Option<usize>, usize) -> usize;
+type MostEntries = dyn Fn(usize, Option<usize>, usize) -> usize;
 
-/// Which truncations must not be refused.
+/// The truncations that must not be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
     /// To every length.
     Everywhere,
-    /// To where the last call began, and where nothing was dropped further.
-    LastCall,
-    /// Only where nothing was dropped.
-    NothingDropped,
-    /// None but to 0 and to the end.
+    /// To the beginning of the last step, and to every length if nothing was evicted.
+    LastStep,
+    /// To every length, but only if nothing was evicted.
+    NothingEvicted,
+    /// Only to 0 and to the present length.
     Nowhere,
 }
 
 impl Contract {
-    /// A backend whose every logit, key and value has the bits of [`FullKv`](crate::cache::FullKv),
-    /// whatever its budget and however a text is split into calls, and whose last call can be undone.
+    /// A backend whose logits, keys and values have the bits of [`FullKv`](crate::FullKv), with any budget and
+    /// however a text is split into steps. Its last step can be undone.
     #[must_use]
     pub fn lossless<C, F>(make: F) -> Self
     where
@@ -70,19 +70,19 @@ impl Contract {
     {
         Self {
             make: Box::new(move |shape, device, budget| Box::new(make(shape, device, budget))),
-            rows: Box::new(|_, _, length| length),
+            most_entries: Box::new(|_, _, length| length),
             lossless: true,
             rebuilds: false,
-            turns_keys: false,
+            rotates_keys: false,
             sessions: true,
             parks: false,
-            reach: Reach::LastCall,
-            windows: true,
+            reach: Reach::LastStep,
+            sliding_windows: true,
         }
     }
 
-    /// A backend that holds no more rows than its budget, and has the bits of
-    /// [`FullKv`](crate::cache::FullKv) as long as it dropped none.
+    /// A backend that holds no more entries than its budget. It has the bits of [`FullKv`](crate::FullKv) as long as
+    /// it evicted none.
     #[must_use]
     pub fn lossy<C, F>(make: F) -> Self
     where
@@ -91,36 +91,38 @@ impl Contract {
     {
         Self {
             lossless: false,
-            rows: Box::new(|budget, _, _| budget),
-            reach: Reach::NothingDropped,
+            most_entries: Box::new(|budget, _, _| budget),
+            reach: Reach::NothingEvicted,
             ..Self::lossless(make)
         }
     }
 
-    /// The most rows of keys and values stored between steps for each KV head of a layer that shows all
-    /// keys, if that is not the budget (of a lossless backend: all): `most(budget, prompt, length)` for
-    /// a batch row of `length` tokens whose prompt, once it is over, was that long.
+    /// Sets the most entries that each KV head of a full-attention layer stores between steps. By default that is the
+    /// budget, or all entries for a lossless backend.
+    ///
+    /// `most(budget, prompt, length)` is called for a sequence of `length` tokens. `prompt` is the length of its
+    /// prompt, once the prompt is complete.
     #[must_use]
-    pub fn with_rows(
+    pub fn with_most_entries(
         mut self,
         most: impl Fn(usize, Option<usize>, usize) -> usize + 'static,
     ) -> Self {
-        self.rows = Box::new(most);
+        self.most_entries = Box::new(most);
         self
     }
 
-    /// What the backend keeps it does not store as it is: the report's `keys_values` may be less than
-    /// the rows a next query reads.
+    /// Entries may be rebuilt instead of stored. `keys_values` in the memory report may then be less than the bytes
+    /// of the entries that a next query reads.
     #[must_use]
-    pub const fn with_rebuilt_rows(mut self) -> Self {
+    pub const fn with_rebuilt_entries(mut self) -> Self {
         self.rebuilds = true;
         self
     }
 
-    /// Keys may be shown turned to another position than they came in with.
+    /// Keys may be returned rotated to another position than the one they were stored with.
     #[must_use]
-    pub const fn with_turned_keys(mut self) -> Self {
-        self.turns_keys = true;
+    pub const fn with_rotated_keys(mut self) -> Self {
+        self.rotates_keys = true;
         self
     }
 
@@ -131,37 +133,38 @@ impl Contract {
         self
     }
 
-    /// A truncation may be refused even where nothing was dropped.
+    /// A truncation may be refused even if nothing was evicted.
     #[must_use]
     pub const fn with_no_truncation(mut self) -> Self {
         self.reach = Reach::Nowhere;
         self
     }
 
-    /// The backend has a floor of memory to which it can be parked.
+    /// The backend can be parked, which reduces its memory.
     #[must_use]
     pub const fn with_parking(mut self) -> Self {
         self.parks = true;
         self
     }
 
-    /// The backend leaves drafts, states and the choice of rows to the trait's own methods, which refuse
-    /// them.
+    /// The backend does not override the trait's methods for drafts, states and the selection of sequences. They
+    /// refuse every call.
     #[must_use]
     pub const fn without_sessions(mut self) -> Self {
         self.sessions = false;
         self
     }
 
-    /// The backend refuses models in which a layer has a window, when it is built.
+    /// The backend cannot be built for a model with sliding-window layers.
     #[must_use]
-    pub const fn without_windows(mut self) -> Self {
-        self.windows = false;
+    pub const fn without_sliding_windows(mut self) -> Self {
+        self.sliding_windows = false;
         self
     }
 
+    /// Whether the backend can be built for a model of this shape.
     pub(super) fn serves(&self, shape: &ModelShape) -> bool {
-        self.windows || shape.windows.iter().all(Option::is_none)
+        self.sliding_windows || shape.windows.iter().all(Option::is_none)
     }
 
     pub(super) fn build(
@@ -173,8 +176,15 @@ impl Contract {
         (self.make)(shape, device, budget)
     }
 
-    pub(super) fn rows(&self, budget: usize, prompt: Option<usize>, length: usize) -> usize {
-        (self.rows)(budget, prompt, length).min(length)
+    /// The most entries in each KV head of a full-attention layer; see
+    /// [`with_most_entries`](Self::with_most_entries).
+    pub(super) fn most_entries(
+        &self,
+        budget: usize,
+        prompt: Option<usize>,
+        length: usize,
+    ) -> usize {
+        (self.most_entries)(budget, prompt, length).min(length)
     }
 }
 

@@ -1,24 +1,24 @@
-//! Laws of drafts: taken back they never were, accepted they came in one call.
+//! Laws of drafts: a discarded one leaves no trace, an accepted one equals one step.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{Contract, TIGHT},
-    models::{Call, Model, chunked, mixed, models, ragged, text},
+    models::{Model, TextStep, chunked, mixed, models, ragged, text},
     test_run::{TestRun, list},
 };
 use crate::cache::{CacheBackend, CacheError, Draft};
 
-/// While a draft is open nothing is dropped, and whatever comes in it, [`restore`](CacheBackend::restore)
-/// takes back: the cache stands and goes on, call after call, as one to which the draft never came. That
-/// holds before the first call, within a prompt and behind it, for rows of different lengths, and after a
-/// truncation within the draft. Restoring or accepting without a draft is refused, and so is a draft in a
-/// draft.
+/// While a draft is open, nothing is evicted. After [`Discard`](Draft::Discard) the cache has the contents, and in
+/// every later step the bits, of one without the draft.
+///
+/// This holds before the first step, within a prompt and after it, for sequences of different lengths, and after a
+/// truncation within the draft. Ending a draft is refused if there is none, and so is a draft within a draft.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_draft_taken_back_never_was(contract: &Contract, device: &Device) {
-    let law = "a draft taken back never was";
+pub fn a_discarded_draft_leaves_no_trace(contract: &Contract, device: &Device) {
+    let law = "a discarded draft leaves no trace";
     each(contract, device, |model, text, at| {
         let mut run = TestRun::new(law, contract, model, TIGHT);
         let mut reference = TestRun::new(law, contract, model, TIGHT);
@@ -27,21 +27,25 @@ pub fn a_draft_taken_back_never_was(contract: &Contract, device: &Device) {
             run.cache.end_draft(Draft::Accept),
         ] {
             let right = matches!(refused, Err(CacheError::NoDraft));
-            run.require(right, "there was no draft to end");
+            run.require(
+                right,
+                format_args!("end_draft without a draft returned {refused:?}, expected NoDraft"),
+            );
         }
-        run.feed_all(&text[..at]);
-        reference.feed_all(&text[..at]);
+        run.process_all(&text[..at]);
+        reference.process_all(&text[..at]);
+        let what = format!("a cache without the draft (after {at} steps)");
         for cut in [false, true] {
             let before = (run.lengths.clone(), run.prompts.clone());
-            run.must("a checkpoint", |cache| cache.begin_draft());
+            run.must("begin_draft", |cache| cache.begin_draft());
             let again = run.cache.begin_draft();
             run.require(
                 matches!(again, Err(CacheError::DraftOpen)),
-                "a draft in a draft was not refused",
+                format_args!("begin_draft within a draft returned {again:?}, expected DraftOpen"),
             );
-            for call in drafted(&text[0]) {
-                run.feed(&call);
-                nothing_is_dropped(&run, &reference);
+            for step in drafted(&text[0]) {
+                run.process(&step);
+                nothing_is_evicted(&run, &reference);
             }
             if cut {
                 let mut to = before.0.clone();
@@ -49,86 +53,79 @@ pub fn a_draft_taken_back_never_was(contract: &Contract, device: &Device) {
                 to[0] += 1;
                 run.must("a truncation within a draft", |cache| cache.truncate(&to));
             }
-            run.must("to take a draft back", |cache| {
+            run.must("discarding a draft", |cache| {
                 cache.end_draft(Draft::Discard)
             });
             (run.lengths, run.prompts) = before;
-            let (ours, theirs) = (run.text_state(), reference.text_state());
-            run.require(
-                ours == theirs,
-                format_args!("it stands at {ours:?} and not at {theirs:?}"),
-            );
+            run.require_contents(&reference, &what);
         }
-        for call in &text[at..] {
-            let (expected, found) = (reference.feed(call), run.feed(call));
-            let what = format!("a cache without the draft (after {at} calls)");
+        for step in &text[at..] {
+            let (expected, found) = (reference.process(step), run.process(step));
             run.require_same(&found, &reference, &expected, &what);
         }
     });
 }
 
-/// [`accept`](CacheBackend::accept) drops rows as if what was left of the draft had come in one call (a
-/// prompt that ends within it ends where a call said so): the
-/// rows kept are those of a cache to which it did, and in later calls the bits are those of one to which it
-/// came in one call as a draft. A draft of which nothing is left never was.
+/// After [`Accept`](Draft::Accept), entries are evicted as if the accepted tokens had come in one step. A prompt that
+/// ends within the draft ends where a step said so.
+///
+/// The cached positions are those of a cache that processed the accepted tokens in one step. In later steps, the bits
+/// are those of a cache that processed them in one step of a draft. A draft without accepted tokens leaves no trace.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn an_accepted_draft_came_in_one_call(contract: &Contract, device: &Device) {
-    let law = "an accepted draft came in one call";
+pub fn an_accepted_draft_equals_one_step(contract: &Contract, device: &Device) {
+    let law = "an accepted draft equals one step";
     each(contract, device, |model, text, at| {
-        for left in [0, 3, 6] {
+        for accepted in [0, 3, 6] {
             let make = || {
                 let mut run = TestRun::new(law, contract, model, TIGHT);
-                run.feed_all(&text[..at]);
+                run.process_all(&text[..at]);
                 run
             };
             let (mut run, mut once, mut plain) = (make(), make(), make());
-            let (before, mut calls) = (run.lengths.clone(), drafted(&text[0]));
-            // A prompt ends with the call that says so: here with all of the draft.
+            let (before, mut steps) = (run.lengths.clone(), drafted(&text[0]));
+            // A prompt ends with the step that says so: here with the whole draft.
             if run.prompts.is_empty() || run.prompts.iter().any(Option::is_none) {
-                calls = vec![joined(&calls)];
+                steps = vec![joined(&steps)];
             }
-            run.must("a checkpoint", |cache| cache.begin_draft());
-            run.feed_all(&calls);
-            let length = |row: usize, length: usize| {
-                let before = before.get(row).copied().unwrap_or(0);
-                length.min(before + left)
+            run.must("begin_draft", |cache| cache.begin_draft());
+            run.process_all(&steps);
+            let length = |sequence: usize, length: usize| {
+                let before = before.get(sequence).copied().unwrap_or(0);
+                length.min(before + accepted)
             };
-            let rows = run.lengths.iter().enumerate();
-            let to: Vec<usize> = rows.map(|(row, &n)| length(row, n)).collect();
+            let sequences = run.lengths.iter().enumerate();
+            let to: Vec<usize> = sequences.map(|(i, &n)| length(i, n)).collect();
             run.must("a truncation within a draft", |cache| cache.truncate(&to));
             let empty = to.iter().all(|&to| to == 0);
             if !empty {
-                run.must("to accept a draft", |cache| cache.end_draft(Draft::Accept));
+                run.must("accepting a draft", |cache| cache.end_draft(Draft::Accept));
             }
             run.lengths = if empty { Vec::new() } else { to };
-            let mut whole = joined(&calls);
-            whole.rows.iter_mut().for_each(|row| row.truncate(left));
-            once.must("a checkpoint", |cache| cache.begin_draft());
-            if left > 0 {
-                once.feed(&whole);
-                plain.feed(&whole);
+            let mut whole = joined(&steps);
+            let tokens = whole.tokens.iter_mut();
+            tokens.for_each(|tokens| tokens.truncate(accepted));
+            once.must("begin_draft", |cache| cache.begin_draft());
+            if accepted > 0 {
+                once.process(&whole);
+                plain.process(&whole);
             }
-            once.must("to accept a draft", |cache| cache.end_draft(Draft::Accept));
+            once.must("accepting a draft", |cache| cache.end_draft(Draft::Accept));
+            let what = format!("one step of {accepted} tokens (after {at} steps)");
             for other in [&once, &plain] {
-                let (ours, theirs) = (run.text_state(), other.text_state());
-                run.require(
-                    ours == theirs,
-                    format_args!("{left} tokens of a draft keep {ours:?} and not {theirs:?}"),
-                );
+                run.require_contents(other, &what);
             }
-            for call in &text[at.max(1)..] {
-                let (expected, found) = (once.feed(call), run.feed(call));
-                let what = format!("a cache to which {left} tokens came in one call (after {at})");
+            for step in &text[at.max(1)..] {
+                let (expected, found) = (once.process(step), run.process(step));
                 run.require_same(&found, &once, &expected, &what);
             }
         }
     });
 }
 
-/// Every model, text and number of calls before the draft.
-fn each(contract: &Contract, device: &Device, check: impl Fn(&Model, &[Call], usize)) {
+/// Runs `check` for every model, text and number of steps before the draft.
+fn each(contract: &Contract, device: &Device, check: impl Fn(&Model, &[TextStep], usize)) {
     let models = models(device);
     let served = models
         .iter()
@@ -142,36 +139,36 @@ fn each(contract: &Contract, device: &Device, check: impl Fn(&Model, &[Call], us
     }
 }
 
-/// The calls of a draft for a batch like that of `like`: one row or four, some silent.
-fn drafted(like: &Call) -> Vec<Call> {
-    match like.rows.len() {
+/// The steps of a draft for as many sequences as in `like`, one or four. Some have no tokens in a step.
+fn drafted(like: &TextStep) -> Vec<TextStep> {
+    match like.tokens.len() {
         1 => text(134, 0, &[[2], [1], [5]]),
         _ => text(135, 0, &[[2, 1, 0, 4], [1, 1, 3, 0], [5, 1, 1, 1]]),
     }
 }
 
-/// The tokens of all calls in one.
-fn joined(calls: &[Call]) -> Call {
-    let mut all = calls[0].clone();
-    for call in &calls[1..] {
-        for (row, more) in all.rows.iter_mut().zip(&call.rows) {
-            row.extend(more);
+/// The tokens of all steps in one.
+fn joined(steps: &[TextStep]) -> TextStep {
+    let mut all = steps[0].clone();
+    for step in &steps[1..] {
+        for (tokens, more) in all.tokens.iter_mut().zip(&step.tokens) {
+            tokens.extend(more);
         }
     }
     all
 }
 
-fn nothing_is_dropped(run: &TestRun<'_>, before: &TestRun<'_>) {
+fn nothing_is_evicted(run: &TestRun<'_>, before: &TestRun<'_>) {
     let full = |layer: &usize| run.shape().windows[*layer].is_none();
     for layer in (0..run.layers()).filter(full) {
         let (now, then) = (run.cached(layer), before.cached(layer));
-        for row in 0..then.sequences() {
+        for sequence in 0..then.sequences() {
             for head in 0..run.shape().kernels.kv_heads {
-                let (now, then) = (list(&now, row, head), list(&then, row, head));
-                let gone = then.iter().find(|position| !now.contains(position));
+                let (now, then) = (list(&now, sequence, head), list(&then, sequence, head));
+                let evicted = then.iter().find(|position| !now.contains(position));
                 run.require(
-                    gone.is_none(),
-                    format_args!("layer {layer}, row {row}: {gone:?} was dropped in a draft"),
+                    evicted.is_none(),
+                    format_args!("layer {layer}, sequence {sequence}: position {evicted:?} was evicted within a draft"),
                 );
             }
         }

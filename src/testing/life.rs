@@ -1,36 +1,36 @@
-//! Laws of a cache's life: clearing, forking, taking turns.
+//! Laws of a cache's life: clearing and forking, and several caches on one decoder.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{Contract, TIGHT},
-    models::{Call, chunked, mixed, models, ragged},
-    test_run::{Logits, State, TestRun},
+    models::{TextStep, chunked, mixed, models, ragged},
+    test_run::{Logits, Snapshot, TestRun},
 };
 use crate::cache::{CacheBackend, LayerIndex, Step};
 
-/// What a text gives: logits and state after each call.
-fn through(run: &mut TestRun<'_>, text: &[Call]) -> Vec<(Logits, State)> {
+/// Logits and snapshot after each step of a text.
+fn through(run: &mut TestRun<'_>, text: &[TextStep]) -> Vec<(Logits, Snapshot)> {
     text.iter()
-        .map(|call| (run.feed(call), run.state()))
+        .map(|step| (run.process(step), run.snapshot()))
         .collect()
 }
 
-/// After `clear` and after `truncate(0)` a cache is as new, whatever happened to it before: it holds
-/// nothing, takes another number of batch rows, and gives the bits, positions and bytes of a fresh one in
-/// every later call. That holds after a whole text, within a prompt, and in an open step.
+/// After `clear` and after truncation to 0, a cache is as new. It holds nothing, accepts another number of sequences,
+/// and has the bits, positions and bytes of a new cache in every later step. This holds after a whole text, within a
+/// prompt, and while a step is open.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn cleared_is_fresh(contract: &Contract, device: &Device) {
+pub fn a_cleared_cache_is_as_new(contract: &Contract, device: &Device) {
     let models = models(device);
-    let law = "cleared is fresh";
+    let law = "a cleared cache is as new";
     for model in models
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         let next = [chunked(62), ragged(65)];
-        let fresh = next.each_ref().map(|text| {
+        let new = next.each_ref().map(|text| {
             through(
                 &mut TestRun::new(law, contract, model, TIGHT).unrecorded(),
                 text,
@@ -38,10 +38,10 @@ pub fn cleared_is_fresh(contract: &Contract, device: &Device) {
         });
         let mut run = TestRun::new(law, contract, model, TIGHT).unrecorded();
         let pasts = [ragged(63), chunked(64)[..2].to_vec(), mixed(66)];
-        for (turn, past) in pasts.iter().enumerate() {
-            for (text, fresh) in next.iter().zip(&fresh) {
-                run.feed_all(past);
-                match turn {
+        for (case, past) in pasts.iter().enumerate() {
+            for (text, new) in next.iter().zip(&new) {
+                run.process_all(past);
+                match case {
                     0 => {
                         let emptied = run.truncate(0);
                         run.require(emptied, "truncation to 0 was refused");
@@ -49,30 +49,35 @@ pub fn cleared_is_fresh(contract: &Contract, device: &Device) {
                     }
                     1 => run.clear(),
                     _ => {
-                        let rows = vec![vec![1, 2, 3]; run.lengths.len()];
-                        let step = Step::new(rows.into(), &run.lengths);
+                        let tokens = vec![vec![1, 2, 3]; run.lengths.len()];
+                        let step = Step::new(tokens.into(), &run.lengths);
                         let begun = step.and_then(|step| run.cache.begin(&step));
-                        run.require(begun.is_ok(), "a good step was refused");
+                        run.require(begun.is_ok(), "a valid step was refused");
                         run.clear();
                     }
                 }
                 let held = run.cache.memory().total();
-                run.require(held == 0, format_args!("{held} bytes are held"));
-                let kept = run.cache.cached(LayerIndex::new(0)).sequences();
                 run.require(
-                    kept == 0 && run.cache.lengths().is_empty(),
-                    "rows or positions are left",
+                    held == 0,
+                    format_args!("{held} bytes are held, expected none"),
+                );
+                let cached = run.cache.cached(LayerIndex::new(0)).sequences();
+                run.require(
+                    cached == 0 && run.cache.lengths().is_empty(),
+                    "there are sequences or cached positions, expected none",
                 );
                 let found = through(&mut run, text);
-                for (call, (found, fresh)) in found.iter().zip(fresh).enumerate() {
+                for (step, (found, new)) in found.iter().zip(new).enumerate() {
                     run.require(
-                        found.0 == fresh.0,
-                        format_args!("call {call} has other logits than in a fresh cache"),
+                        found.0 == new.0,
+                        format_args!("the logits of step {step} differ from those of a new cache"),
                     );
-                    let (found, fresh) = (&found.1, &fresh.1);
+                    let (found, new) = (&found.1, &new.1);
                     run.require(
-                        found == fresh,
-                        format_args!("after call {call}: {found:?}, in a fresh cache {fresh:?}"),
+                        found == new,
+                        format_args!(
+                            "after step {step}: {found:?}, expected {new:?} as in a new cache"
+                        ),
                     );
                 }
                 run.clear();
@@ -81,51 +86,59 @@ pub fn cleared_is_fresh(contract: &Contract, device: &Device) {
     }
 }
 
-/// Caches that take turns on one decoder, and a fork and its origin, each go on as if alone; a fork of a
-/// fork as well, and a fork whose origin was cleared.
+/// Caches that alternate on one decoder do not affect each other, nor do a fork and its origin, a fork of a fork, and
+/// a fork whose origin was cleared. Each continues as if it were alone.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn caches_do_not_touch_each_other(contract: &Contract, device: &Device) {
+pub fn caches_are_independent(contract: &Contract, device: &Device) {
     let models = models(device);
-    let law = "caches do not touch each other";
+    let law = "caches are independent";
     for model in models
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for (a, b) in [(mixed(71), mixed(72)), (ragged(75), ragged(76))] {
             let make = || TestRun::new(law, contract, model, TIGHT).unrecorded();
-            let alone = make().feed_all(&a);
+            let alone = make().process_all(&a);
             let (mut one, mut two) = (make(), make());
-            for (call, expected) in a.iter().zip(&alone) {
-                let found = one.feed(call);
+            for (step, expected) in a.iter().zip(&alone) {
+                let found = one.process(step);
                 one.require(
                     found == *expected,
-                    "another cache on the decoder was noticed",
+                    "the logits beside another cache on the decoder differ from those alone",
                 );
-                two.feed(&b[0]);
+                two.process(&b[0]);
             }
             for at in [1, 3] {
-                // What a fork goes on with: the other text's calls.
-                let mixture: Vec<Call> = a[..at].iter().chain(&b[at..]).cloned().collect();
-                let expected = make().feed_all(&mixture);
+                // A fork continues with the steps of the other text.
+                let mixture: Vec<TextStep> = a[..at].iter().chain(&b[at..]).cloned().collect();
+                let expected = make().process_all(&mixture);
                 let mut origin = make();
-                origin.feed_all(&a[..at]);
+                origin.process_all(&a[..at]);
                 let mut fork = origin.split();
-                let (ours, theirs) = (fork.text_state(), origin.text_state());
-                fork.require(ours == theirs, "a fork has other rows than its origin");
+                fork.require_contents(&origin, "the origin of the fork");
                 let mut second = fork.split();
-                for call in at..a.len() {
-                    let found = fork.feed(&b[call]);
-                    fork.require(found == expected[call], "a fork noticed its origin");
-                    let found = origin.feed(&a[call]);
-                    origin.require(found == alone[call], "the origin noticed its fork");
+                for step in at..a.len() {
+                    let found = fork.process(&b[step]);
+                    fork.require(
+                        found == expected[step],
+                        "the logits of a fork differ from those of a cache without origin",
+                    );
+                    let found = origin.process(&a[step]);
+                    origin.require(
+                        found == alone[step],
+                        "the logits of the origin differ from those of a cache without fork",
+                    );
                 }
                 origin.cache.clear();
                 fork.cache.clear();
-                for call in at..a.len() {
-                    let found = second.feed(&a[call]);
-                    second.require(found == alone[call], "a fork of a fork noticed the others");
+                for step in at..a.len() {
+                    let found = second.process(&a[step]);
+                    second.require(
+                        found == alone[step],
+                        "the logits of a fork of a fork differ from those of a cache without origin",
+                    );
                 }
             }
         }

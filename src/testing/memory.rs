@@ -1,4 +1,4 @@
-//! The law of what a report says.
+//! The law of memory reports.
 
 use std::num::NonZeroUsize;
 
@@ -15,16 +15,16 @@ use crate::{
     memory::MemoryReport,
 };
 
-/// The report says what is held, as far as that can be seen from outside:
-/// * `keys_values` is the rows kept times the bytes of a row in layers that show all keys; in a layer
-///   with a window those of its window and at most of the last call on top. Not so for
-///   [rebuilt rows](Contract::with_rebuilt_rows);
-/// * `total` and `scratch_peak` together cover every answer that is larger than the call itself, rounded
-///   up to whole pieces;
-/// * a batch of two equal rows holds twice the `keys_values` of one;
-/// * a new cache and a cleared one hold nothing, in any part.
+/// The report states what is held, as far as that is visible from outside:
+/// * `keys_values` is the bytes of the cached entries in full-attention layers. In a sliding-window layer it is the
+///   bytes of its window and at most those of the last step on top. Neither applies to [rebuilt
+///   entries](Contract::with_rebuilt_entries).
+/// * `total` and `scratch_peak` together cover the keys and values returned at any layer, apart from those of the
+///   step itself, which count as whole blocks.
+/// * A batch of two equal sequences holds twice the `keys_values` of one.
+/// * A new cache and a cleared one hold nothing, in any part.
 ///
-/// What a backend holds beside its rows and answers, and does not report, no law can see.
+/// No law can detect unreported memory other than cached entries and returned tensors.
 ///
 /// # Panics
 /// If the law is broken.
@@ -39,86 +39,90 @@ pub fn memory_is_what_is_held(contract: &Contract, device: &Device) {
         for text in [&long, &chunked(32), &ragged(33)] {
             let mut run = TestRun::new(law, contract, model, TIGHT);
             let empty = MemoryReport::default();
-            run.require(run.cache.memory() == empty, "a new cache holds something");
-            for call in text {
+            let report = run.cache.memory();
+            run.require(
+                report == empty,
+                format_args!("a new cache reports {report:?}, expected nothing"),
+            );
+            for step in text {
                 let before = run.lengths.clone();
-                run.feed(call);
+                run.process(step);
                 if !contract.rebuilds {
-                    rows_are_counted(&run, &before, &call.lengths());
+                    entries_are_counted(&run, &before, &step.lengths());
                 }
-                answers_are_counted(&run, &call.lengths());
+                readings_are_counted(&run, &step.lengths());
             }
             run.cache.clear();
             let report = run.cache.memory();
             run.require(
                 report == empty,
-                format_args!("a cleared cache holds {report:?}"),
+                format_args!("a cleared cache reports {report:?}, expected nothing"),
             );
         }
         let mut one = TestRun::new(law, contract, model, TIGHT);
         let mut two = TestRun::new(law, contract, model, TIGHT);
-        for call in mixed(34) {
-            let mut twice = call.clone();
-            twice.rows.push(call.rows[0].clone());
-            one.feed(&call);
-            two.feed(&twice);
+        for step in mixed(34) {
+            let mut twice = step.clone();
+            twice.tokens.push(step.tokens[0].clone());
+            one.process(&step);
+            two.process(&twice);
             let [one, found] = [&one, &two].map(|run| run.cache.memory().keys_values);
             two.require(
                 found == 2 * one,
-                format_args!(
-                    "two equal rows hold {found} bytes of keys and values, one holds {one}"
-                ),
+                format_args!("two equal sequences hold {found} bytes of keys and values, expected twice the {one} of a single one"),
             );
         }
     }
 }
 
-/// Bytes of a key and a value of one KV head.
-pub(super) fn row_bytes(shape: &ModelShape) -> usize {
+/// Bytes of an entry in one KV head: a key and a value.
+pub(super) fn entry_bytes(shape: &ModelShape) -> usize {
     2 * shape.kernels.head_dim * shape.dtype.size()
 }
 
-/// Rows that a layer with a window may hold after a call: what its first query saw, and its own.
-pub(super) fn window_rows(window: NonZeroUsize, before: usize, call: usize) -> usize {
-    before.min(window.get() - 1) + call
+/// The most entries of a sliding-window layer after a step: those that its first query saw, and the new ones.
+pub(super) fn window_entries(window: NonZeroUsize, before: usize, new: usize) -> usize {
+    before.min(window.get() - 1) + new
 }
 
-fn rows_are_counted(run: &TestRun<'_>, before: &[usize], call: &[usize]) {
+fn entries_are_counted(run: &TestRun<'_>, before: &[usize], new: &[usize]) {
     let shape = run.shape();
     let (mut least, mut most) = (0, 0);
     for (layer, window) in shape.windows.iter().enumerate() {
-        let kept = run.cached(layer);
-        for (row, &new) in call.iter().enumerate() {
+        let cached = run.cached(layer);
+        for (sequence, &new) in new.iter().enumerate() {
             for head in 0..shape.kernels.kv_heads {
-                let rows = list(&kept, row, head).len();
-                least += rows;
-                most += window.map_or(rows, |window| {
-                    let before = before.get(row).copied().unwrap_or(0);
-                    window_rows(window, before, new)
+                let entries = list(&cached, sequence, head).len();
+                least += entries;
+                most += window.map_or(entries, |window| {
+                    let before = before.get(sequence).copied().unwrap_or(0);
+                    window_entries(window, before, new)
                 });
             }
         }
     }
-    let expected = least * row_bytes(&shape)..=most * row_bytes(&shape);
+    let expected = least * entry_bytes(&shape)..=most * entry_bytes(&shape);
     let found = run.cache.memory().keys_values;
     run.require(
         expected.contains(&found),
-        format_args!("{found} bytes of keys and values are reported, {expected:?} are kept"),
+        format_args!(
+            "{found} bytes of keys and values are reported, expected {expected:?} for the cached entries"
+        ),
     );
 }
 
-fn answers_are_counted(run: &TestRun<'_>, call: &[usize]) {
+fn readings_are_counted(run: &TestRun<'_>, new: &[usize]) {
     let shape = run.shape();
-    let longest = call.iter().copied().max().unwrap_or(0);
-    let slots = longest.next_multiple_of(KV_BLOCK) * call.len();
-    let own = slots * shape.kernels.kv_heads * row_bytes(&shape);
+    let longest = new.iter().copied().max().unwrap_or(0);
+    let slots = longest.next_multiple_of(KV_BLOCK) * new.len();
+    let own = slots * shape.kernels.kv_heads * entry_bytes(&shape);
     let report = run.cache.memory();
     let counted = report.total() + report.scratch_peak + own;
-    for (layer, shown) in run.shown().iter().enumerate() {
-        let bytes = shown.bytes;
+    for (layer, reading) in run.readings().iter().enumerate() {
+        let bytes = reading.bytes;
         run.require(
             bytes <= counted,
-            format_args!("layer {layer} answered {bytes} bytes, {counted} are reported, the call's own included"),
+            format_args!("layer {layer} returns {bytes} bytes, expected at most {counted}: those reported, and those of the step itself"),
         );
     }
 }

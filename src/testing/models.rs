@@ -1,4 +1,4 @@
-//! Small random decoders that have all that sets the families apart, and texts for them.
+//! Small random decoders with everything in which model families differ, and texts for them.
 
 use std::{convert::Infallible, num::NonZeroUsize};
 
@@ -10,7 +10,7 @@ pub(super) const VOCAB: u32 = 61;
 /// Positions of all models.
 pub(super) const POSITIONS: usize = 1024;
 
-/// A decoder, and what to call it.
+/// A decoder, and its name in panic messages.
 pub(super) struct Model {
     pub(super) name: String,
     pub(super) decoder: Decoder,
@@ -46,8 +46,8 @@ fn model(family: usize, kv_heads: usize, device: &Device) -> Model {
             "with normed, wide heads"
         }
         _ => {
-            windowed(&mut config);
-            "with windows of 12"
+            gemma(&mut config);
+            "with sliding windows of 12"
         }
     };
     let decoder = Decoder::from_weights(config.clone(), device, |name, shape| {
@@ -60,8 +60,8 @@ fn model(family: usize, kv_heads: usize, device: &Device) -> Model {
     }
 }
 
-/// All that Gemma has: a layer that shows all keys between two with a window.
-fn windowed(config: &mut DecoderConfig) {
+/// Everything that Gemma has: a full-attention layer between two sliding-window layers, and the rest.
+fn gemma(config: &mut DecoderConfig) {
     (config.head_dim, config.query_scale) = (12, 0.25);
     config.embedding_scale = Some(6.0);
     (config.attention_softcap, config.final_softcap) = (Some(2.0), Some(3.0));
@@ -74,7 +74,7 @@ fn windowed(config: &mut DecoderConfig) {
     }
 }
 
-/// Seeded by its name, and large enough for attention to prefer some rows over others.
+/// A random weight, seeded by its name. It is large enough for attention to prefer some entries over others.
 fn weight(config: &DecoderConfig, name: &str, shape: &[usize]) -> Vec<f32> {
     let fnv = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
@@ -88,7 +88,7 @@ fn weight(config: &DecoderConfig, name: &str, shape: &[usize]) -> Vec<f32> {
     values.take(shape.iter().product()).collect()
 }
 
-/// Numbers in -1 .. 1: xorshift64, its seed spread over all bits.
+/// Random numbers in -1 .. 1: xorshift64, with the seed spread over all bits.
 fn random(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
     std::iter::repeat_with(move || {
@@ -99,63 +99,63 @@ fn random(seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
-/// One call: tokens for every batch row, and whether more of the prompt follows.
+/// One step of a text: the tokens of every sequence, and whether more of the prompt follows.
 #[derive(Debug, Clone)]
-pub(super) struct Call {
-    pub(super) rows: Vec<Vec<u32>>,
+pub(super) struct TextStep {
+    pub(super) tokens: Vec<Vec<u32>>,
     pub(super) more_follows: bool,
 }
 
-impl Call {
-    /// The tokens of one batch row alone.
-    pub(super) fn row(&self, row: usize) -> Self {
+impl TextStep {
+    /// The step of one sequence alone.
+    pub(super) fn sequence(&self, index: usize) -> Self {
         Self {
-            rows: vec![self.rows[row].clone()],
+            tokens: vec![self.tokens[index].clone()],
             ..*self
         }
     }
 
-    /// Tokens of every row.
+    /// The number of tokens of every sequence.
     pub(super) fn lengths(&self) -> Vec<usize> {
-        self.rows.iter().map(Vec::len).collect()
+        self.tokens.iter().map(Vec::len).collect()
     }
 }
 
-/// A random text: `lengths[call][row]` tokens a call; behind each of the first `open` calls more of
-/// the prompt follows.
-pub(super) fn text<const ROWS: usize>(
+/// A random text. Step `i` has `lengths[i][sequence]` tokens. More of the prompt follows each of the first `open`
+/// steps.
+pub(super) fn text<const SEQUENCES: usize>(
     seed: u64,
     open: usize,
-    lengths: &[[usize; ROWS]],
-) -> Vec<Call> {
-    let mut rows: Vec<_> = (0..ROWS as u64)
-        .map(|row| random(seed * 64 + row + 1))
+    lengths: &[[usize; SEQUENCES]],
+) -> Vec<TextStep> {
+    let mut sequences: Vec<_> = (0..SEQUENCES as u64)
+        .map(|sequence| random(seed * 64 + sequence + 1))
         .collect();
-    let mut token = |row: usize| {
-        let unit = rows[row].next().unwrap_or(0.0) + 1.0;
+    let mut token = |sequence: usize| {
+        let unit = sequences[sequence].next().unwrap_or(0.0) + 1.0;
         (unit / 2.0 * VOCAB as f32) as u32 % VOCAB
     };
-    let calls = lengths.iter().enumerate().map(|(call, lengths)| Call {
-        rows: (0..ROWS)
-            .map(|row| (0..lengths[row]).map(|_| token(row)).collect())
+    let steps = lengths.iter().enumerate().map(|(step, lengths)| TextStep {
+        tokens: (0..SEQUENCES)
+            .map(|sequence| (0..lengths[sequence]).map(|_| token(sequence)).collect())
             .collect(),
-        more_follows: call < open,
+        more_follows: step < open,
     });
-    calls.collect()
+    steps.collect()
 }
 
 /// A prompt beyond the tight budget and the windows, single tokens, and chunks.
-pub(super) fn mixed(seed: u64) -> Vec<Call> {
+pub(super) fn mixed(seed: u64) -> Vec<TextStep> {
     text(seed, 0, &[[13], [1], [1], [5], [1], [14], [1]])
 }
 
-/// A prompt in three calls, then single tokens and a chunk.
-pub(super) fn chunked(seed: u64) -> Vec<Call> {
+/// A prompt in three steps, then single tokens and a chunk.
+pub(super) fn chunked(seed: u64) -> Vec<TextStep> {
     text(seed, 2, &[[6], [5], [7], [1], [1], [3], [1]])
 }
 
-/// Rows of different lengths, some silent for a call or late.
-pub(super) fn ragged(seed: u64) -> Vec<Call> {
+/// Sequences of different lengths. Some have no tokens in a step, and one begins late.
+pub(super) fn ragged(seed: u64) -> Vec<TextStep> {
     text(
         seed,
         0,

@@ -1,4 +1,4 @@
-//! Laws of the answer: what attention is given to read.
+//! Laws of `keys_values`: what attention may read.
 
 use std::collections::BTreeMap;
 
@@ -7,44 +7,45 @@ use burn::tensor::Device;
 use super::{
     contract::{Contract, TIGHT},
     models::{mixed, models, ragged},
-    recorder::{Place, Row},
+    recorder::{EntryBits, Place},
     test_run::TestRun,
 };
 
-/// In every layer and call the rows just given are in the answer, once, with their positions and their
-/// bits. All that the answer stores is finite, free slots too.
+/// In every layer and step, the entries of the step are returned once, with their positions and bits. Everything
+/// returned is finite, free slots included.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn the_newest_rows_are_readable(contract: &Contract, device: &Device) {
+pub fn the_newest_entries_are_readable(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [mixed(1), ragged(3)] {
-            let mut run = TestRun::new("the newest rows are readable", contract, model, TIGHT);
-            for call in &text {
-                run.feed(call);
+            let mut run = TestRun::new("the newest entries are readable", contract, model, TIGHT);
+            for step in &text {
+                run.process(step);
+                let (called, layers) = (run.readings().len(), run.layers());
                 run.require(
-                    run.shown().len() == run.layers(),
-                    "not every layer was asked",
+                    called == layers,
+                    format_args!("{called} layers were called, expected {layers}"),
                 );
-                for (layer, shown) in run.shown().iter().enumerate() {
-                    for (at, row) in &shown.given {
+                for (layer, reading) in run.readings().iter().enumerate() {
+                    for (at, entry) in &reading.new {
                         run.require(
-                            shown.rows.get(at) == Some(row),
-                            format_args!("layer {layer} does not show the new row {at:?} (batch row, KV head, position) as it came in"),
+                            reading.entries.get(at) == Some(entry),
+                            format_args!("layer {layer} does not return the new entry at {at:?} (sequence, KV head, position) with the bits that it received"),
                         );
                     }
-                    let twice = shown.twice;
+                    let duplicate = reading.duplicate;
                     run.require(
-                        twice.is_none(),
-                        format_args!("layer {layer} shows {twice:?} twice"),
+                        duplicate.is_none(),
+                        format_args!("layer {layer} returns {duplicate:?} (sequence, KV head, position) twice"),
                     );
                     run.require(
-                        shown.finite,
-                        format_args!("layer {layer} stores what is not finite"),
+                        reading.finite,
+                        format_args!("layer {layer} returns numbers that are not finite"),
                     );
                 }
             }
@@ -52,32 +53,32 @@ pub fn the_newest_rows_are_readable(contract: &Contract, device: &Device) {
     }
 }
 
-/// A row that is shown again is the row that came in at its position, in that batch row and KV head, to
-/// the bit; of [turned keys](Contract::with_turned_keys) only the value is compared. No answer shows a
-/// position that no token has yet.
+/// An entry is always returned as it was stored: at its position, in its sequence and KV head, with the same bits.
+/// With [rotated keys](Contract::with_rotated_keys) only the value is compared. No position without a token is
+/// returned.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn rows_are_shown_as_they_came_in(contract: &Contract, device: &Device) {
+pub fn entries_are_returned_as_stored(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         for text in [mixed(4), ragged(6)] {
-            let mut run = TestRun::new("rows are shown as they came in", contract, model, TIGHT);
-            let mut came: Vec<BTreeMap<Place, Row>> = vec![BTreeMap::new(); run.layers()];
-            for call in &text {
-                run.feed(call);
-                for (layer, shown) in run.shown().iter().enumerate() {
-                    came[layer].extend(shown.given.clone());
-                    for (at, (key, value)) in &shown.rows {
-                        let same = came[layer]
-                            .get(at)
-                            .is_some_and(|(k, v)| v == value && (contract.turns_keys || k == key));
+            let mut run = TestRun::new("entries are returned as stored", contract, model, TIGHT);
+            let mut stored: Vec<BTreeMap<Place, EntryBits>> = vec![BTreeMap::new(); run.layers()];
+            for step in &text {
+                run.process(step);
+                for (layer, reading) in run.readings().iter().enumerate() {
+                    stored[layer].extend(reading.new.clone());
+                    for (at, (key, value)) in &reading.entries {
+                        let same = stored[layer].get(at).is_some_and(|(k, v)| {
+                            v == value && (contract.rotates_keys || k == key)
+                        });
                         run.require(
                             same,
-                            format_args!("layer {layer} shows at {at:?} (batch row, KV head, position) what never came in there"),
+                            format_args!("layer {layer} returns at {at:?} (sequence, KV head, position) an entry that differs from the one stored there"),
                         );
                     }
                 }

@@ -1,4 +1,4 @@
-//! A cache that writes down what attention is given to read.
+//! A cache that records what attention may read.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,36 @@ use crate::{
     positions::{Positions, visible},
 };
 
-/// Batch row, KV head and position of a row.
+/// Sequence, KV head and position of an entry.
 pub(super) type Place = (usize, usize, usize);
 
 /// The bits of a key and of a value.
-pub(super) type Row = (Vec<u32>, Vec<u32>);
+pub(super) type EntryBits = (Vec<u32>, Vec<u32>);
 
-/// What one call of `keys_values` was given, and what it answered.
+/// What one call of `keys_values` received and returned.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
-    /// The new rows, at the positions their queries have.
-    pub(super) given: BTreeMap<Place, Row>,
-    /// The rows of the answer that a query of the step, or of a silent row's next step, can see.
-    pub(super) rows: BTreeMap<Place, Row>,
-    /// A place that two slots claim.
-    pub(super) twice: Option<Place>,
-    /// Whether all that the answer stores is finite, free slots too.
+pub(super) struct Reading {
+    /// The new entries, at the positions of their queries.
+    pub(super) new: BTreeMap<Place, EntryBits>,
+    /// The returned entries that a query of the step sees. For a sequence without tokens in the step, those that its
+    /// next query sees.
+    pub(super) entries: BTreeMap<Place, EntryBits>,
+    /// A place that is returned in two slots.
+    pub(super) duplicate: Option<Place>,
+    /// Whether everything returned is finite, free slots included.
     pub(super) finite: bool,
-    /// Bytes of the answer's keys and values.
+    /// Bytes of the returned keys and values.
     pub(super) bytes: usize,
 }
 
-/// Forwards everything, and writes down each layer's [`Shown`].
+/// Forwards every call, and records a [`Reading`] for each layer.
 #[derive(Debug)]
 pub(super) struct Recorder {
     inner: Box<dyn CacheBackend>,
     shape: ModelShape,
-    /// Whether anything is written down.
+    /// Whether readings are recorded.
     recording: bool,
-    shown: Vec<Shown>,
+    readings: Vec<Reading>,
 }
 
 impl Recorder {
@@ -46,11 +47,11 @@ impl Recorder {
             inner,
             shape,
             recording: true,
-            shown: Vec::new(),
+            readings: Vec::new(),
         }
     }
 
-    /// Forwards only.
+    /// Only forwards calls.
     pub(super) fn unrecorded(self) -> Self {
         Self {
             recording: false,
@@ -58,66 +59,67 @@ impl Recorder {
         }
     }
 
-    /// What was shown in the last step, layer by layer.
-    pub(super) fn shown(&self) -> &[Shown] {
-        &self.shown
+    /// The readings of the last step, layer by layer.
+    pub(super) fn readings(&self) -> &[Reading] {
+        &self.readings
     }
 
-    /// A fork that is watched too.
+    /// A recorder of a fork.
     pub(super) fn split(&self) -> Self {
         Self {
             inner: self.inner.fork(),
             shape: self.shape.clone(),
             recording: self.recording,
-            shown: Vec::new(),
+            readings: Vec::new(),
         }
     }
 
-    fn write_down(&self, layer: usize, span: &Span<'_>, answer: &KeysValues) -> Shown {
-        let slots = answer.positions();
-        let queries = span.positions;
+    fn record(&self, layer: usize, span: &Span<'_>, returned: &KeysValues) -> Reading {
+        let key_positions = returned.positions();
+        let query_positions = span.positions;
         let window = self.shape.windows.get(layer).copied().flatten();
-        let [batch, heads, _, _] = answer.values().dims();
-        let mut shown = Shown::default();
+        let [batch, heads, _, _] = returned.values().dims();
+        let mut reading = Reading::default();
         let new = Table::new(span.projection.keys.clone(), span.projection.values.clone());
         let old = Table::new(
-            answer.keys().clone().swap_dims(2, 3),
-            answer.values().clone(),
+            returned.keys().clone().swap_dims(2, 3),
+            returned.values().clone(),
         );
-        shown.finite = old.finite();
-        shown.bytes = old.bytes(self.shape.dtype.size());
-        for row in 0..batch {
-            let first = queries.slots(row, 0).first().copied();
+        reading.finite = old.finite();
+        reading.bytes = old.bytes(self.shape.dtype.size());
+        for sequence in 0..batch {
+            let first = query_positions.slots(sequence, 0).first().copied();
             let first = first.filter(|&first| first != Positions::EMPTY);
             let first =
-                first.unwrap_or_else(|| self.inner.lengths().get(row).copied().unwrap_or(0));
+                first.unwrap_or_else(|| self.inner.lengths().get(sequence).copied().unwrap_or(0));
             for head in 0..heads {
-                for (index, &position) in held(queries.slots(row, head)) {
-                    let at = (row, head, position);
-                    shown.given.insert(at, new.row(row, head, index));
+                for (slot, &position) in used(query_positions.slots(sequence, head)) {
+                    let at = (sequence, head, position);
+                    reading.new.insert(at, new.entry(sequence, head, slot));
                 }
-                for (index, &position) in held(slots.slots(row, head)) {
-                    let at = (row, head, position);
+                for (slot, &position) in used(key_positions.slots(sequence, head)) {
+                    let at = (sequence, head, position);
                     if position < first && !visible(first, position, window) {
                         continue;
                     }
-                    if shown.rows.insert(at, old.row(row, head, index)).is_some() {
-                        shown.twice = Some(at);
+                    let entry = old.entry(sequence, head, slot);
+                    if reading.entries.insert(at, entry).is_some() {
+                        reading.duplicate = Some(at);
                     }
                 }
             }
         }
-        shown
+        reading
     }
 }
 
-/// The slots in use, with their numbers.
-fn held(slots: &[usize]) -> impl Iterator<Item = (usize, &usize)> {
+/// The slots in use, with their indices.
+fn used(slots: &[usize]) -> impl Iterator<Item = (usize, &usize)> {
     let slots = slots.iter().enumerate();
     slots.filter(|&(_, &position)| position != Positions::EMPTY)
 }
 
-/// Keys and values `[batch, heads, rows, width]` on the host.
+/// Keys and values `[batch, heads, slots, width]` on the host.
 struct Table {
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -127,7 +129,7 @@ struct Table {
 impl Table {
     fn new(keys: Tensor<4>, values: Tensor<4>) -> Self {
         let dims = values.dims();
-        let host = |tensor: Tensor<4>| tensor.try_into_vec_as().expect("rows can be read");
+        let host = |tensor: Tensor<4>| tensor.try_into_vec_as().expect("entries can be read");
         Self {
             keys: host(keys),
             values: host(values),
@@ -135,9 +137,9 @@ impl Table {
         }
     }
 
-    fn row(&self, row: usize, head: usize, index: usize) -> Row {
-        let [_, heads, rows, width] = self.dims;
-        let from = ((row * heads + head) * rows + index) * width;
+    fn entry(&self, sequence: usize, head: usize, slot: usize) -> EntryBits {
+        let [_, heads, slots, width] = self.dims;
+        let from = ((sequence * heads + head) * slots + slot) * width;
         let bits = |of: &[f32]| of[from..from + width].iter().map(|x| x.to_bits()).collect();
         (bits(&self.keys), bits(&self.values))
     }
@@ -154,23 +156,23 @@ impl Table {
 impl CacheBackend for Recorder {
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.inner.begin(step)?;
-        self.shown.clear();
+        self.readings.clear();
         Ok(())
     }
 
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-        let answer = self.inner.keys_values(layer, span)?;
+        let returned = self.inner.keys_values(layer, span)?;
         if self.recording {
-            let shown = self.write_down(layer.index(), &span, &answer);
-            self.shown.push(shown);
+            let reading = self.record(layer.index(), &span, &returned);
+            self.readings.push(reading);
         }
-        Ok(answer)
+        Ok(returned)
     }
 
     crate::forward_backend!(self => self.inner; wants observe commit queries lifecycle fork);
 
     fn clear(&mut self) {
         self.inner.clear();
-        self.shown.clear();
+        self.readings.clear();
     }
 }

@@ -1,10 +1,10 @@
-//! Laws of refusal: what a bad call and a failed step leave behind.
+//! Laws of refusals: the state of a cache after a refused call and after a failed step.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{Contract, TIGHT},
-    models::{Call, POSITIONS, VOCAB, mixed, models, ragged, text},
+    models::{POSITIONS, TextStep, VOCAB, mixed, models, ragged, text},
     test_run::TestRun,
 };
 use crate::{
@@ -12,10 +12,11 @@ use crate::{
     model::ForwardError,
 };
 
-/// A call that is refused is refused with the error that names it, and changes nothing: not what a cache
-/// answers, nor the bits of the next call. Empty steps, other numbers of rows, gaps, overlaps, tokens
-/// outside the vocabulary, texts beyond the model's positions, truncations beyond the end, a commit
-/// without a step.
+/// A refused call returns the right error and changes nothing, neither what the cache reports nor the bits of the
+/// next step.
+///
+/// The calls are empty steps, another number of sequences, gaps, overlaps, tokens outside the vocabulary, texts
+/// beyond the model's positions, truncations beyond the end, and a commit without a step.
 ///
 /// # Panics
 /// If the law is broken.
@@ -28,34 +29,35 @@ pub fn a_refused_call_changes_nothing(contract: &Contract, device: &Device) {
         for past in [mixed(81), ragged(82)] {
             let law = "a refused call changes nothing";
             let mut run = TestRun::new(law, contract, model, TIGHT);
-            run.feed_all(&past[..past.len() - 1]);
+            run.process_all(&past[..past.len() - 1]);
             let next = &past[past.len() - 1];
-            for (what, bad) in BAD {
-                let (before, mut untouched) = (run.state(), run.split());
-                let refused = bad(&mut run);
+            for (what, invalid) in INVALID {
+                let (before, mut untouched) = (run.snapshot(), run.split());
+                let unexpected = invalid(&mut run);
                 run.require(
-                    refused.is_none(),
-                    format_args!("{what}: answered {refused:?}"),
+                    unexpected.is_none(),
+                    format_args!("{what} returned {unexpected:?}, expected another error"),
                 );
-                let after = run.state();
+                let after = run.snapshot();
                 run.require(
                     after == before,
-                    format_args!("{what}: {after:?}, before {before:?}"),
+                    format_args!("after {what}: {after:?}, expected {before:?}"),
                 );
                 let mut touched = run.split();
-                let (expected, found) = (untouched.feed(next), touched.feed(next));
-                touched.require_same(&found, &untouched, &expected, what);
+                let (expected, found) = (untouched.process(next), touched.process(next));
+                let what = format!("a cache without {what}");
+                touched.require_same(&found, &untouched, &expected, &what);
             }
-            run.feed(next);
+            run.process(next);
         }
     }
 }
 
-/// Makes a bad call; what it answered if that was not the error it should be.
-type Bad = fn(&mut TestRun<'_>) -> Option<String>;
+/// Makes an invalid call. Returns its result if that is not the right error.
+type Invalid = fn(&mut TestRun<'_>) -> Option<String>;
 
-/// A pattern of the error that is due.
-macro_rules! due {
+/// Compares a result with the pattern of the right error.
+macro_rules! expect {
     ($found:expr, $error:pat) => {
         match $found {
             $error => None,
@@ -64,68 +66,67 @@ macro_rules! due {
     };
 }
 
-const BAD: &[(&str, Bad)] = &[
-    ("a call without rows", |run| {
-        due!(
+const INVALID: &[(&str, Invalid)] = &[
+    ("a step without sequences", |run| {
+        expect!(
             run.refused(vec![]),
             ForwardError::Cache(CacheError::EmptyStep { .. })
         )
     }),
-    ("a call without tokens", |run| {
-        let rows = vec![vec![]; run.lengths.len()];
-        due!(
-            run.refused(rows),
+    ("a step without tokens", |run| {
+        let tokens = vec![vec![]; run.lengths.len()];
+        expect!(
+            run.refused(tokens),
             ForwardError::Cache(CacheError::EmptyStep { .. })
         )
     }),
-    ("one batch row more", |run| {
-        let rows = vec![vec![1]; run.lengths.len() + 1];
-        due!(
-            run.refused(rows),
+    ("a step with one sequence more", |run| {
+        let tokens = vec![vec![1]; run.lengths.len() + 1];
+        expect!(
+            run.refused(tokens),
             ForwardError::Cache(CacheError::Sequences { .. })
         )
     }),
     ("a token outside the vocabulary", |run| {
-        let rows = vec![vec![3, VOCAB]; run.lengths.len()];
-        due!(run.refused(rows), ForwardError::Vocabulary { .. })
+        let tokens = vec![vec![3, VOCAB]; run.lengths.len()];
+        expect!(run.refused(tokens), ForwardError::Vocabulary { .. })
     }),
     ("more positions than the model has", |run| {
-        let rows = vec![vec![1; POSITIONS]; run.lengths.len()];
-        due!(run.refused(rows), ForwardError::ContextFull { .. })
+        let tokens = vec![vec![1; POSITIONS]; run.lengths.len()];
+        expect!(run.refused(tokens), ForwardError::ContextFull { .. })
     }),
-    ("a gap in the last row", |run| {
-        due!(shifted(run, 1), Err(CacheError::Gap { .. }))
+    ("a gap in the last sequence", |run| {
+        expect!(shifted(run, 1), Err(CacheError::Gap { .. }))
     }),
-    ("an overlap in the last row", |run| {
-        due!(shifted(run, -1), Err(CacheError::Gap { .. }))
+    ("an overlap in the last sequence", |run| {
+        expect!(shifted(run, -1), Err(CacheError::Gap { .. }))
     }),
     ("a truncation beyond the end", |run| {
         let to = run.lengths.iter().max().map_or(1, |longest| longest + 1);
         let to = vec![to; run.lengths.len()];
-        due!(
+        expect!(
             run.cache.truncate(&to),
             Err(CacheError::TruncateBeyond { .. })
         )
     }),
     ("a commit without a step", |run| {
-        due!(run.cache.commit(), Err(CacheError::Uncommittable { .. }))
+        expect!(run.cache.commit(), Err(CacheError::Uncommittable { .. }))
     }),
 ];
 
-/// Begins a step whose last row does not start where it stands.
+/// Begins a step in which the last sequence starts `by` positions from its end.
 fn shifted(run: &mut TestRun<'_>, by: isize) -> Result<(), CacheError> {
     let mut starts = run.lengths.clone();
     if let Some(last) = starts.last_mut() {
         *last = last.saturating_add_signed(by);
     }
-    let rows = vec![vec![1, 2]; starts.len()];
-    let step = Step::new(rows.into(), &starts)?;
+    let tokens = vec![vec![1, 2]; starts.len()];
+    let step = Step::new(tokens.into(), &starts)?;
     run.cache.begin(&step)
 }
 
-/// A step that ended midway is not committed, and leaves a cache of which only questions are answered:
-/// every other call is [`Poisoned`](CacheError::Poisoned) until `clear`, which makes it as new. A step
-/// that is begun twice is refused as well.
+/// A step that ended midway cannot be committed. Until `clear`, which makes the cache as new, every call that could
+/// change the cache returns [`Poisoned`](CacheError::Poisoned). A step that is begun twice is refused as well.
 ///
 /// # Panics
 /// If the law is broken.
@@ -139,7 +140,7 @@ pub fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) {
         let past = mixed(91);
         for layers in 0..model.decoder.shape().layers() {
             let mut run = TestRun::new(law, contract, model, TIGHT);
-            run.feed_all(&past[..4]);
+            run.process_all(&past[..4]);
             let (length, tokens) = (run.lengths[0], vec![vec![4, 2]]);
             let step = Step::new(tokens.into(), &run.lengths);
             let begun = step.map_err(ForwardError::from).and_then(|step| {
@@ -153,30 +154,37 @@ pub fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) {
             let found = run.cache.commit();
             run.require(
                 matches!(found, Err(CacheError::Uncommittable { .. })),
-                format_args!("a commit after {layers} layers: {found:?}"),
+                format_args!(
+                    "commit after {layers} layers returned {found:?}, expected Uncommittable"
+                ),
             );
             let found = [run.cache.begin(&step), run.cache.truncate(&[length - 1])];
-            let poisoned = |answer: &Result<(), _>| matches!(answer, Err(CacheError::Poisoned));
+            let poisoned = |result: &Result<(), _>| matches!(result, Err(CacheError::Poisoned));
             run.require(
                 found.iter().all(poisoned),
-                format_args!("begin and truncate after {layers} layers: {found:?}"),
+                format_args!(
+                    "begin and truncate after {layers} layers returned {found:?}, expected Poisoned"
+                ),
             );
             let found = run.refused(vec![vec![1]]);
             run.require(
                 matches!(found, ForwardError::Cache(CacheError::Poisoned)),
-                format_args!("a call after {layers} layers: {found:?}"),
+                format_args!(
+                    "a step after {layers} layers of another returned {found:?}, expected Poisoned"
+                ),
             );
+            let found = run.cache.lengths();
             run.require(
-                run.cache.lengths() == [length],
-                "tokens of a failed step are counted",
+                found == [length],
+                format_args!("after a failed step the lengths are {found:?}, expected [{length}]"),
             );
-            let _ = run.state();
+            let _ = run.snapshot();
             run.clear();
-            let mut fresh = TestRun::new(law, contract, model, TIGHT);
-            let next: Vec<Call> = text(92, 0, &[[10, 3], [1, 1], [1, 12]]);
-            for call in &next {
-                let (expected, found) = (fresh.feed(call), run.feed(call));
-                run.require_same(&found, &fresh, &expected, "a fresh cache");
+            let mut new = TestRun::new(law, contract, model, TIGHT);
+            let next: Vec<TextStep> = text(92, 0, &[[10, 3], [1, 1], [1, 12]]);
+            for step in &next {
+                let (expected, found) = (new.process(step), run.process(step));
+                run.require_same(&found, &new, &expected, "a new cache");
             }
         }
     }

@@ -1,30 +1,31 @@
-//! Laws of what a cache can be made of: a state, a choice of rows, what is left when it is parked.
+//! Laws of states, of the selection of sequences, and of parking.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{Contract, TIGHT},
-    models::{Call, Model, chunked, mixed, models, ragged},
+    models::{Model, TextStep, chunked, mixed, models, ragged},
     test_run::TestRun,
 };
-use crate::cache::{CacheBackend, CacheError, Draft, State, Step};
+use crate::cache::{CacheBackend, CacheError, Draft, ModelShape, State, Step};
 
-/// A cache that takes over the [`state`](CacheBackend::state) of another stands where that stood and goes
-/// on with its bits, whatever it held before; the other goes on untouched. A state of another backend is
-/// refused, and so is taking one while a draft or a step is open; a refusal changes nothing. A backend that
-/// claims no states refuses them, and drafts and the choice of rows with them.
+/// A cache that is set to the [`state`](CacheBackend::state) of another continues with the bits of the other,
+/// whatever it held before. The other continues unchanged.
+///
+/// A state of another backend is refused. So is a request for a state while a draft or a step is open. A refusal
+/// changes nothing. A backend that claims no states refuses them, and also drafts and the selection of sequences.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
-    let law = "a state goes on elsewhere";
+pub fn a_state_continues_elsewhere(contract: &Contract, device: &Device) {
+    let law = "a state continues elsewhere";
     each(contract, !contract.sessions, device, |model, text| {
         let mut run = TestRun::new(law, contract, model, TIGHT);
-        run.feed(&text[0]);
-        let there = run.state();
-        let state = State::new("no such backend", [], &model.decoder.shape());
+        run.process(&text[0]);
+        let before = run.snapshot();
+        let state = foreign(&model.decoder.shape());
         let cache = &mut run.cache;
-        let refusals = [
+        let results = [
             cache.state().map(drop),
             cache.set_state(&state),
             cache.begin_draft(),
@@ -32,58 +33,68 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
             cache.end_draft(Draft::Accept),
             cache.select_sequences(&[0]),
         ];
-        let right = |refusal| matches!(refusal, Err(CacheError::Unsupported { .. }));
+        let right = |result: &Result<(), _>| matches!(result, Err(CacheError::Unsupported { .. }));
         run.require(
-            refusals.into_iter().all(right) && run.state() == there,
-            "what is not claimed was not refused, or changed something",
+            results.iter().all(right),
+            format_args!(
+                "calls for states, drafts and selection returned {results:?}, expected Unsupported"
+            ),
+        );
+        let after = run.snapshot();
+        run.require(
+            after == before,
+            format_args!("after unsupported calls: {after:?}, expected {before:?}"),
         );
     });
     each(contract, contract.sessions, device, |model, text| {
         for at in 0..text.len() {
             let make = || TestRun::new(law, contract, model, TIGHT);
             let (mut origin, mut other) = (make(), make());
-            origin.feed_all(&text[..at]);
-            other.feed_all(&ragged(141));
-            let foreign = State::new("no such backend", [], &model.decoder.shape());
-            let before = other.state();
-            let refused = other.cache.set_state(&foreign);
+            origin.process_all(&text[..at]);
+            other.process_all(&ragged(141));
+            let before = other.snapshot();
+            let refused = other.cache.set_state(&foreign(&model.decoder.shape()));
             let right = matches!(refused, Err(CacheError::Foreign { .. }));
-            other.require(right, format_args!("a foreign state gave {refused:?}"));
-            other.require(other.state() == before, "a refused state changed something");
+            other.require(
+                right,
+                format_args!("a state of another backend returned {refused:?}, expected Foreign"),
+            );
+            let after = other.snapshot();
+            other.require(
+                after == before,
+                format_args!("after a refused state: {after:?}, expected {before:?}"),
+            );
             let state = origin.cache.state();
             let state = match state {
                 Ok(state) => state,
-                Err(error) => origin.broken(format_args!("no state: {error}")),
+                Err(error) => origin.broken(format_args!("state() was refused: {error}")),
             };
-            other.must("to take over a state", |cache| cache.set_state(&state));
-            let there = other.state();
+            other.must("set_state", |cache| cache.set_state(&state));
+            let there = other.snapshot();
             (other.lengths, other.prompts) = (origin.lengths.clone(), origin.prompts.clone());
-            let (ours, theirs) = (other.text_state(), origin.text_state());
-            other.require(
-                ours == theirs,
-                format_args!("it stands at {ours:?} and not at {theirs:?}"),
-            );
-            for call in &text[at..] {
-                let (expected, found) = (origin.feed(call), other.feed(call));
-                let what = format!("the cache it took over (after {at} calls)");
+            other.require_contents(&origin, "the cache of the state");
+            for step in &text[at..] {
+                let (expected, found) = (origin.process(step), other.process(step));
+                let what = format!("the cache of the state (taken after {at} steps)");
                 other.require_same(&found, &origin, &expected, &what);
             }
-            origin.must("a checkpoint", |cache| cache.begin_draft());
+            origin.must("begin_draft", |cache| cache.begin_draft());
             let drafted = origin.cache.state();
             origin.require(
                 matches!(drafted, Err(CacheError::DraftOpen)),
-                "a state within a draft was not refused",
+                format_args!("state() within a draft returned {drafted:?}, expected DraftOpen"),
             );
-            origin.must("to take a draft back", |cache| {
+            origin.must("discarding a draft", |cache| {
                 cache.end_draft(Draft::Discard)
             });
-            let rows = vec![vec![1, 2, 3]; text[0].rows.len()];
+            let tokens = vec![vec![1, 2, 3]; text[0].tokens.len()];
             let mut starts = origin.lengths.clone();
-            starts.resize(rows.len(), 0);
-            let begun = Step::new(rows.into(), &starts).and_then(|step| origin.cache.begin(&step));
-            origin.require(begun.is_ok(), "a good step was refused");
+            starts.resize(tokens.len(), 0);
+            let begun =
+                Step::new(tokens.into(), &starts).and_then(|step| origin.cache.begin(&step));
+            origin.require(begun.is_ok(), "a valid step was refused");
             let cache = &mut origin.cache;
-            let refusals = [
+            let results = [
                 cache.state().map(drop),
                 cache.begin_draft(),
                 cache.end_draft(Draft::Discard),
@@ -91,34 +102,41 @@ pub fn a_state_goes_on_elsewhere(contract: &Contract, device: &Device) {
                 cache.select_sequences(&[0]),
                 cache.truncate(&[usize::MAX]),
             ];
-            let open = |refusal| matches!(refusal, Err(CacheError::Poisoned));
-            origin.require(refusals.into_iter().all(open), "a step is open");
-            // A state is taken over whatever happened.
-            origin.must("to take over a state", |cache| cache.set_state(&state));
-            origin.require(origin.state() == there, "what was open has left something");
+            let right = |result: &Result<(), _>| matches!(result, Err(CacheError::Poisoned));
+            origin.require(
+                results.iter().all(right),
+                format_args!("calls within a step returned {results:?}, expected Poisoned"),
+            );
+            // A state can be set whatever happened before.
+            origin.must("set_state", |cache| cache.set_state(&state));
+            let after = origin.snapshot();
+            origin.require(
+                after == there,
+                format_args!("after set_state within a step: {after:?}, expected {there:?}"),
+            );
         }
     });
 }
 
-/// After [`select_sequences`](CacheBackend::select_sequences) every batch row goes on as if it had always been where
-/// it is now, alone or beside others: rows may be dropped, reordered and repeated. A row that there is not
-/// is refused, and so is a choice within a draft.
+/// After [`select_sequences`](CacheBackend::select_sequences), every sequence continues as if it had always been at
+/// its present place, alone or beside others. Sequences may be left out, reordered and repeated. A sequence that does
+/// not exist is refused, and so is a selection within a draft.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
-    let law = "selected rows go on as alone";
-    let choices = [&[2, 0][..], &[1, 1, 3], &[0, 1, 2, 3], &[3]];
+pub fn selected_sequences_continue_as_alone(contract: &Contract, device: &Device) {
+    let law = "selected sequences continue as alone";
+    let selections = [&[2, 0][..], &[1, 1, 3], &[0, 1, 2, 3], &[3]];
     each(contract, contract.sessions, device, |model, text| {
-        if text[0].rows.len() < 4 {
+        if text[0].tokens.len() < 4 {
             return;
         }
-        for choice in choices {
+        for selection in selections {
             let make = || TestRun::new(law, contract, model, TIGHT);
             let (mut run, mut rest) = (make(), text.iter());
-            let before: Vec<&Call> = rest.by_ref().take(3).collect();
-            before.iter().for_each(|call| drop(run.feed(call)));
-            let there = run.state();
+            let before: Vec<&TextStep> = rest.by_ref().take(3).collect();
+            before.iter().for_each(|step| drop(run.process(step)));
+            let there = run.snapshot();
             let refused = run.cache.select_sequences(&[0, 4]);
             let right = matches!(
                 refused,
@@ -128,40 +146,47 @@ pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
                 })
             );
             run.require(
-                right && run.state() == there,
-                format_args!("a choice of row 4 of 4 gave {refused:?}"),
+                right,
+                format_args!("selecting sequence 4 of 4 returned {refused:?}, expected NoSequence"),
             );
-            run.must("a checkpoint", |cache| cache.begin_draft());
-            let drafted = run.cache.select_sequences(choice);
+            let after = run.snapshot();
+            run.require(
+                after == there,
+                format_args!("after a refused selection: {after:?}, expected {there:?}"),
+            );
+            run.must("begin_draft", |cache| cache.begin_draft());
+            let drafted = run.cache.select_sequences(selection);
             run.require(
                 matches!(drafted, Err(CacheError::DraftOpen)),
-                "a choice within a draft was not refused",
+                format_args!("a selection within a draft returned {drafted:?}, expected DraftOpen"),
             );
-            run.must("to take a draft back", |cache| {
+            run.must("discarding a draft", |cache| {
                 cache.end_draft(Draft::Discard)
             });
-            run.must("to select rows", |cache| cache.select_sequences(choice));
-            run.lengths = choice.iter().map(|&row| run.lengths[row]).collect();
-            run.prompts = choice.iter().map(|&row| run.prompts[row]).collect();
-            let mut alone: Vec<TestRun<'_>> = choice.iter().map(|_| make()).collect();
-            for (alone, &row) in alone.iter_mut().zip(choice) {
-                let brings = |call: &&&Call| !call.rows[row].is_empty();
+            run.must("select_sequences", |cache| {
+                cache.select_sequences(selection)
+            });
+            run.lengths = selection.iter().map(|&i| run.lengths[i]).collect();
+            run.prompts = selection.iter().map(|&i| run.prompts[i]).collect();
+            let mut alone: Vec<TestRun<'_>> = selection.iter().map(|_| make()).collect();
+            for (alone, &sequence) in alone.iter_mut().zip(selection) {
+                let has_tokens = |step: &&&TextStep| !step.tokens[sequence].is_empty();
                 before
                     .iter()
-                    .filter(brings)
-                    .for_each(|call| drop(alone.feed(&call.row(row))));
+                    .filter(has_tokens)
+                    .for_each(|step| drop(alone.process(&step.sequence(sequence))));
             }
-            for call in rest {
-                let rows = choice.iter().map(|&row| call.rows[row].clone()).collect();
-                let logits = run.feed(&Call { rows, ..*call });
-                for (place, (alone, &row)) in alone.iter_mut().zip(choice).enumerate() {
-                    if call.rows[row].is_empty() {
+            for step in rest {
+                let tokens = selection.iter().map(|&i| step.tokens[i].clone()).collect();
+                let logits = run.process(&TextStep { tokens, ..*step });
+                for (place, (alone, &sequence)) in alone.iter_mut().zip(selection).enumerate() {
+                    if step.tokens[sequence].is_empty() {
                         continue;
                     }
-                    let expected = alone.feed(&call.row(row));
+                    let expected = alone.process(&step.sequence(sequence));
                     run.require(
                         logits[place] == expected[0],
-                        format_args!("row {row} of {choice:?} has other logits than alone"),
+                        format_args!("the logits of sequence {sequence} in the selection {selection:?} differ from those it has alone"),
                     );
                 }
             }
@@ -169,52 +194,59 @@ pub fn selected_rows_go_on_as_alone(contract: &Contract, device: &Device) {
     });
 }
 
-/// After [`park`](CacheBackend::park) a cache holds less, stands where it stood, and goes on with the bits
-/// of one that was never parked; where it claims no parking it refuses and is as it was.
+/// After [`park`](CacheBackend::park) a cache holds less, has the same lengths and cached positions, and continues
+/// with the bits of one that was never parked. A backend that claims no parking refuses it, and nothing changes.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_parked_cache_goes_on(contract: &Contract, device: &Device) {
-    let law = "a parked cache goes on";
+pub fn a_parked_cache_continues(contract: &Contract, device: &Device) {
+    let law = "a parked cache continues";
     each(contract, true, device, |model, text| {
         for at in [1, 3, text.len() - 1] {
             let make = || TestRun::new(law, contract, model, TIGHT);
             let (mut run, mut reference) = (make(), make());
-            run.feed_all(&text[..at]);
-            reference.feed_all(&text[..at]);
-            let before = run.state();
+            run.process_all(&text[..at]);
+            reference.process_all(&text[..at]);
+            let before = run.snapshot();
             let held = run.cache.memory();
             if !contract.parks {
                 let refused = run.cache.park();
                 let right = matches!(refused, Err(CacheError::Unsupported { .. }));
                 run.require(
-                    right && run.state() == before,
-                    format_args!("parking gave {refused:?}"),
+                    right,
+                    format_args!("park returned {refused:?}, expected Unsupported"),
+                );
+                let after = run.snapshot();
+                run.require(
+                    after == before,
+                    format_args!("after a refused park: {after:?}, expected {before:?}"),
                 );
                 continue;
             }
-            run.must("to be parked", |cache| cache.park());
+            run.must("park", |cache| cache.park());
             let parked = run.cache.memory();
             run.require(
                 parked.total() <= held.total()
                     && (held.keys_values == 0 || parked.keys_values < held.keys_values),
-                format_args!("{parked:?} is held, {held:?} before"),
+                format_args!("parked, the cache holds {parked:?}, expected less than {held:?}"),
             );
-            run.require(
-                run.text_state() == reference.text_state(),
-                "positions or readable rows have changed",
-            );
-            for call in &text[at..] {
-                let (expected, found) = (reference.feed(call), run.feed(call));
-                let what = format!("a cache that was never parked (after {at} calls)");
+            let what = format!("a cache that was never parked (after {at} steps)");
+            run.require_contents(&reference, &what);
+            for step in &text[at..] {
+                let (expected, found) = (reference.process(step), run.process(step));
                 run.require_same(&found, &reference, &expected, &what);
             }
         }
     });
 }
 
-/// Every model and text, where the backend claims it.
-fn each(contract: &Contract, claimed: bool, device: &Device, check: impl Fn(&Model, &[Call])) {
+/// A state of a backend that does not exist.
+fn foreign(shape: &ModelShape) -> State {
+    State::new("no such backend", [], shape)
+}
+
+/// Runs `check` for every model and text, if `claimed`.
+fn each(contract: &Contract, claimed: bool, device: &Device, check: impl Fn(&Model, &[TextStep])) {
     let models = models(device);
     let served = models
         .iter()

@@ -1,11 +1,11 @@
-//! One cache on one model on run for one law.
+//! One cache on one model, run for one law.
 
 use std::fmt;
 
 use super::{
     contract::Contract,
-    models::{Call, Model},
-    recorder::{Recorder, Shown},
+    models::{Model, TextStep},
+    recorder::{Reading, Recorder},
 };
 use crate::{
     cache::{CacheBackend, CacheError, CachedPositions, LayerIndex, ModelShape, TokenIds},
@@ -13,24 +13,25 @@ use crate::{
     policy::FullKv,
 };
 
-/// The bits of each batch row's logits, pads left out.
+/// The bits of the logits of each sequence, without pads.
 pub(super) type Logits = Vec<Vec<u32>>;
 
 pub(super) struct TestRun<'a> {
     pub(super) law: &'static str,
     pub(super) model: &'a Model,
     pub(super) cache: Recorder,
-    /// Tokens of every batch row, and the length of its prompt once that is over.
+    /// Processed tokens of every sequence.
     pub(super) lengths: Vec<usize>,
+    /// The length of every prompt, once it is complete.
     pub(super) prompts: Vec<Option<usize>>,
     steps: usize,
 }
 
-/// Everything a caller can ask of a cache between steps.
+/// Everything that a cache reports between steps.
 #[derive(Debug, PartialEq)]
-pub(super) struct State {
+pub(super) struct Snapshot {
     lengths: Vec<usize>,
-    kept: Vec<CachedPositions>,
+    cached: Vec<CachedPositions>,
     total: usize,
 }
 
@@ -46,10 +47,10 @@ impl<'a> TestRun<'a> {
         Self::of(law, model, cache)
     }
 
-    /// The same run of the oracle.
-    pub(super) fn oracle(law: &'static str, model: &'a Model) -> Self {
-        let oracle = FullKv::new(&model.decoder.shape());
-        Self::of(law, model, Box::new(oracle))
+    /// The same run with the reference, [`FullKv`].
+    pub(super) fn reference(law: &'static str, model: &'a Model) -> Self {
+        let reference = FullKv::new(&model.decoder.shape());
+        Self::of(law, model, Box::new(reference))
     }
 
     fn of(law: &'static str, model: &'a Model, cache: Box<dyn CacheBackend>) -> Self {
@@ -63,7 +64,7 @@ impl<'a> TestRun<'a> {
         }
     }
 
-    /// Writes nothing down: for laws that look at logits and at what is kept.
+    /// Records no readings, for laws that compare logits and cached positions only.
     pub(super) fn unrecorded(self) -> Self {
         Self {
             cache: self.cache.unrecorded(),
@@ -85,48 +86,54 @@ impl<'a> TestRun<'a> {
         self.model.decoder.shape()
     }
 
-    /// Feeds one call, which must be accepted.
+    /// Processes one step, which must be accepted.
     #[track_caller]
-    pub(super) fn feed(&mut self, call: &Call) -> Logits {
-        let input = Input::from(TokenIds::from(call.rows.clone())).more_follows(call.more_follows);
+    pub(super) fn process(&mut self, step: &TextStep) -> Logits {
+        let tokens = TokenIds::from(step.tokens.clone());
+        let input = Input::from(tokens).more_follows(step.more_follows);
         let logits = match self.model.decoder.forward(input, &mut self.cache) {
             Ok(logits) => logits,
-            Err(error) => self.broken(format_args!("a good call was refused: {error}")),
+            Err(error) => self.broken(format_args!("a valid step was refused: {error}")),
         };
         self.steps += 1;
-        let lengths = call.lengths();
+        let lengths = step.lengths();
         self.lengths.resize(lengths.len(), 0);
         self.prompts.resize(lengths.len(), None);
-        for (row, &more) in lengths.iter().enumerate() {
-            self.lengths[row] += more;
-            if self.prompts[row].is_none() && !call.more_follows && self.lengths[row] > 0 {
-                self.prompts[row] = Some(self.lengths[row]);
+        for (sequence, &new) in lengths.iter().enumerate() {
+            self.lengths[sequence] += new;
+            let length = self.lengths[sequence];
+            if self.prompts[sequence].is_none() && !step.more_follows && length > 0 {
+                self.prompts[sequence] = Some(length);
             }
         }
         let [_, longest, vocab] = logits.dims();
         let values: Vec<f32> = logits.try_into_vec_as().expect("logits can be read");
-        let rows = values.chunks_exact(longest * vocab).zip(&lengths);
-        rows.map(|(row, &count)| row[..count * vocab].iter().map(|x| x.to_bits()).collect())
+        let sequences = values.chunks_exact(longest * vocab).zip(&lengths);
+        sequences
+            .map(|(logits, &count)| {
+                let logits = logits[..count * vocab].iter();
+                logits.map(|x| x.to_bits()).collect()
+            })
             .collect()
     }
 
-    /// Feeds calls one after the other.
+    /// Processes one step after another.
     #[track_caller]
-    pub(super) fn feed_all(&mut self, calls: &[Call]) -> Vec<Logits> {
-        calls.iter().map(|call| self.feed(call)).collect()
+    pub(super) fn process_all(&mut self, steps: &[TextStep]) -> Vec<Logits> {
+        steps.iter().map(|step| self.process(step)).collect()
     }
 
-    /// What a call is refused with; it must be.
+    /// The error of a step that must be refused.
     #[track_caller]
-    pub(super) fn refused(&mut self, rows: Vec<Vec<u32>>) -> ForwardError {
-        let tokens = TokenIds::from(rows);
+    pub(super) fn refused(&mut self, tokens: Vec<Vec<u32>>) -> ForwardError {
+        let tokens = TokenIds::from(tokens);
         match self.model.decoder.forward(tokens, &mut self.cache) {
-            Ok(_) => self.broken("a bad call was accepted"),
+            Ok(_) => self.broken("an invalid step was accepted"),
             Err(error) => error,
         }
     }
 
-    /// Truncates, which must be accepted or refused as irreversible; whether it was accepted.
+    /// Truncates, which must be accepted or refused as irreversible. Returns whether it was accepted.
     #[track_caller]
     pub(super) fn truncate(&mut self, to: usize) -> bool {
         let to: Vec<usize> = self.lengths.iter().map(|&n| to.min(n)).collect();
@@ -140,14 +147,14 @@ impl<'a> TestRun<'a> {
         }
     }
 
-    /// What must not be refused.
+    /// Makes a call that must not be refused.
     #[track_caller]
     pub(super) fn must(
         &mut self,
         what: &str,
-        act: impl FnOnce(&mut Recorder) -> Result<(), CacheError>,
+        call: impl FnOnce(&mut Recorder) -> Result<(), CacheError>,
     ) {
-        if let Err(error) = act(&mut self.cache) {
+        if let Err(error) = call(&mut self.cache) {
             self.broken(format_args!("{what} was refused: {error}"));
         }
     }
@@ -158,8 +165,8 @@ impl<'a> TestRun<'a> {
         (self.lengths, self.prompts) = (Vec::new(), Vec::new());
     }
 
-    pub(super) fn shown(&self) -> &[Shown] {
-        self.cache.shown()
+    pub(super) fn readings(&self) -> &[Reading] {
+        self.cache.readings()
     }
 
     pub(super) fn layers(&self) -> usize {
@@ -170,35 +177,49 @@ impl<'a> TestRun<'a> {
         self.cache.cached(LayerIndex::new(layer))
     }
 
-    pub(super) fn state(&self) -> State {
-        State {
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot {
             lengths: self.cache.lengths().to_vec(),
-            kept: (0..=self.layers())
+            cached: (0..=self.layers())
                 .map(|layer| self.cached(layer))
                 .collect(),
             total: self.cache.memory().total(),
         }
     }
 
-    /// What a caller sees of the text, memory left out.
-    pub(super) fn text_state(&self) -> (Vec<usize>, Vec<CachedPositions>) {
-        let State { lengths, kept, .. } = self.state();
-        (lengths, kept)
+    /// Lengths and cached positions, without memory.
+    pub(super) fn contents(&self) -> (Vec<usize>, Vec<CachedPositions>) {
+        let Snapshot {
+            lengths, cached, ..
+        } = self.snapshot();
+        (lengths, cached)
     }
 
-    /// Compares with another run that was fed the same: logits, rows shown, rows kept.
+    /// Compares with another run that processed the same: logits, returned entries, lengths and cached positions.
     #[track_caller]
     pub(super) fn require_same(&self, ours: &Logits, other: &Self, theirs: &Logits, what: &str) {
-        self.require(ours == theirs, format_args!("other logits than {what}"));
-        for (layer, (ours, theirs)) in self.shown().iter().zip(other.shown()).enumerate() {
+        self.require(
+            ours == theirs,
+            format_args!("the logits differ from those of {what}"),
+        );
+        for (layer, (ours, theirs)) in self.readings().iter().zip(other.readings()).enumerate() {
             self.require(
-                ours.rows == theirs.rows,
-                format_args!("layer {layer} shows other rows than {what}"),
+                ours.entries == theirs.entries,
+                format_args!("the entries returned at layer {layer} differ from those of {what}"),
             );
         }
+        self.require_contents(other, what);
+    }
+
+    /// Compares lengths and cached positions with those of another run.
+    #[track_caller]
+    pub(super) fn require_contents(&self, other: &Self, what: &str) {
+        let (ours, theirs) = (self.contents(), other.contents());
         self.require(
-            self.text_state() == other.text_state(),
-            format_args!("positions or kept rows are not those of {what}"),
+            ours == theirs,
+            format_args!(
+                "lengths and cached positions are {ours:?}, expected those of {what}, {theirs:?}"
+            ),
         );
     }
 
@@ -213,16 +234,16 @@ impl<'a> TestRun<'a> {
     pub(super) fn broken(&self, what: impl fmt::Display) -> ! {
         let (law, model, steps) = (self.law, &self.model.name, self.steps);
         let lengths = &self.lengths;
-        panic!("{law}: {model}, after step {steps} (rows of {lengths:?} tokens): {what}")
+        panic!("{law}: {model}, after step {steps} (sequences of {lengths:?} tokens): {what}")
     }
 }
 
-/// The list of a KV head; none where the backend answers fewer lists.
-pub(super) fn list(kept: &CachedPositions, row: usize, head: usize) -> &[usize] {
-    if row >= kept.sequences() {
+/// The list of a sequence and KV head; empty if the backend returns fewer lists.
+pub(super) fn list(cached: &CachedPositions, sequence: usize, head: usize) -> &[usize] {
+    if sequence >= cached.sequences() {
         return &[];
     }
-    let lists = kept.sequence(row);
+    let lists = cached.sequence(sequence);
     let list = lists.get(if lists.len() == 1 { 0 } else { head });
     list.map_or(&[], Vec::as_slice)
 }

@@ -1,18 +1,21 @@
-//! The law of truncation: exact, or refused, and nothing else.
+//! The law of truncation: exact or refused.
 
 use burn::tensor::Device;
 
 use super::{
     contract::{AMPLE, Contract, Reach, TIGHT},
-    models::{Call, Model, mixed, models, ragged, text},
+    models::{Model, TextStep, mixed, models, ragged, text},
     test_run::TestRun,
 };
 use crate::cache::{CacheBackend, CacheError};
 
-/// After `truncate(to)` a cache goes on, call after call, with the bits and the rows of one that was fed
-/// the same calls cut off at `to`; or it refused with [`Irreversible`](CacheError::Irreversible), names a
-/// length that can be reached, and is as it was. In all layers or none; rows of a batch that are shorter
-/// than `to` are left alone. The last call of a batch is taken back row by row. What must not be refused is the end, 0, and what the [`Contract`] says.
+/// After `truncate(to)` a cache continues with the bits and entries of one that processed the same steps, cut off at
+/// `to`. Or it refuses with [`Irreversible`](CacheError::Irreversible), names a length that can be reached, and has
+/// not changed.
+///
+/// All layers are truncated, or none. Sequences shorter than `to` do not change. The last step of a batch is undone
+/// to a different length for each sequence. Truncation to the end, to 0, and to what the [`Contract`] claims must not
+/// be refused.
 ///
 /// # Panics
 /// If the law is broken.
@@ -22,7 +25,7 @@ pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
         .iter()
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
-        // A short prompt and a short answer, the middle of a prompt, and longer ones.
+        // A short prompt and a short reply, the middle of a prompt, and longer ones.
         let short = text(121, 0, &[[6], [1], [1]]);
         let open = text(122, 2, &[[6], [5], [7]]);
         for past in [&short, &open[..2], &open, &mixed(123)] {
@@ -31,66 +34,73 @@ pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
         every_length(contract, model, &mixed(123), AMPLE);
         every_length(contract, model, &ragged(125)[..2], TIGHT);
         let ragged = ragged(126);
-        for calls in 2..=ragged.len() {
-            last_call(contract, model, &ragged[..calls]);
+        for steps in 2..=ragged.len() {
+            last_step(contract, model, &ragged[..steps]);
         }
     }
 }
 
-/// Takes the last call of a batch back, row by row: by lengths that differ.
-fn last_call(contract: &Contract, model: &Model, past: &[Call]) {
+/// Undoes the last step of a batch, to lengths that differ between sequences.
+fn last_step(contract: &Contract, model: &Model, past: &[TextStep]) {
     let law = "a truncation is exact or refused";
     let [before @ .., last] = past else { return };
     let make = || TestRun::new(law, contract, model, TIGHT);
     let (mut run, mut reference) = (make(), make());
-    run.feed_all(before);
-    reference.feed_all(before);
+    run.process_all(before);
+    reference.process_all(before);
     let to = run.lengths.clone();
-    run.feed(last);
-    let there = run.state();
+    run.process(last);
+    let there = run.snapshot();
     match run.cache.truncate(&to) {
         Ok(()) => {
             (run.lengths, run.prompts) = (to, reference.prompts.clone());
-            goes_on(run, reference, 1);
+            continues(run, reference, 1);
         }
         Err(CacheError::Irreversible { .. }) => {
-            let lossless = matches!(contract.reach, Reach::Everywhere | Reach::LastCall);
-            run.require(!lossless, "the last call cannot be undone row by row");
+            let lossless = matches!(contract.reach, Reach::Everywhere | Reach::LastStep);
             run.require(
-                run.state() == there,
-                "a refused truncation changed something",
+                !lossless,
+                format_args!("the last step cannot be undone to the lengths {to:?}"),
+            );
+            let after = run.snapshot();
+            run.require(
+                after == there,
+                format_args!("after a refused truncation: {after:?}, expected {there:?}"),
             );
         }
         Err(error) => run.broken(format_args!("truncation to {to:?} failed: {error}")),
     }
 }
 
-fn every_length(contract: &Contract, model: &Model, past: &[Call], budget: usize) {
+fn every_length(contract: &Contract, model: &Model, past: &[TextStep], budget: usize) {
     let law = "a truncation is exact or refused";
     let mut origin = TestRun::new(law, contract, model, budget);
-    let mut last_call = 0;
-    for call in past {
-        last_call = origin.lengths.iter().copied().max().unwrap_or(0);
-        origin.feed(call);
+    let mut last_start = 0;
+    for step in past {
+        last_start = origin.lengths.iter().copied().max().unwrap_or(0);
+        origin.process(step);
     }
     let longest = origin.lengths.iter().copied().max().unwrap_or(0);
-    let mut lengths = vec![0, 5, last_call - 1, last_call, longest - 1, longest];
+    let mut lengths = vec![0, 5, last_start - 1, last_start, longest - 1, longest];
     lengths.sort_unstable();
     lengths.dedup();
     for to in lengths {
-        let (mut run, before) = (origin.split(), origin.state());
+        let (mut run, before) = (origin.split(), origin.snapshot());
         let mut reference = TestRun::new(law, contract, model, budget);
         if run.truncate(to) {
-            reference.feed_all(&cut(past, to, origin.prompts.iter().all(Option::is_some)));
-            goes_on(run, reference, to);
+            reference.process_all(&cut(past, to, origin.prompts.iter().all(Option::is_some)));
+            continues(run, reference, to);
             continue;
         }
-        let due = [0, longest].contains(&to) || must_reach(contract, &origin, to, last_call);
-        run.require(!due, format_args!("truncation to {to} was refused"));
-        let unchanged = run.text_state() == origin.text_state();
+        let claimed = [0, longest].contains(&to) || must_reach(contract, &origin, to, last_start);
+        run.require(!claimed, format_args!("truncation to {to} was refused"));
+        run.require_contents(&origin, "the cache before the refused truncation");
+        let after = origin.snapshot();
         run.require(
-            unchanged && origin.state() == before,
-            format_args!("the refused truncation to {to} changed something"),
+            after == before,
+            format_args!(
+                "after the refused truncation of a fork to {to}: {after:?}, expected {before:?}"
+            ),
         );
         if let Err(CacheError::Irreversible {
             sequence, oldest, ..
@@ -101,77 +111,74 @@ fn every_length(contract: &Contract, model: &Model, past: &[Call], budget: usize
                 to < oldest
                     && sequence < origin.lengths.len()
                     && oldest <= origin.lengths[sequence],
-                format_args!("truncation to {to} names {oldest} of sequence {sequence}"),
+                format_args!("the refused truncation to {to} names the length {oldest} of sequence {sequence}, expected one between {to} and its end"),
             );
             let reached = origin.lengths.len() > 1 || there.truncate(&[oldest]).is_ok();
             run.require(
                 reached,
-                format_args!("{oldest} cannot be reached, though it is named"),
+                format_args!("the refused truncation to {to} names the length {oldest}, which cannot be reached either"),
             );
         }
-        reference.feed_all(past);
-        goes_on(run, reference, to);
+        reference.process_all(past);
+        continues(run, reference, to);
     }
 }
 
-/// Every sequence shortened to `to`, as far as it is longer.
+/// The lengths after every sequence is shortened to `to`, if it is longer.
 fn shortened(run: &TestRun<'_>, to: usize) -> Vec<usize> {
     run.lengths.iter().map(|&length| to.min(length)).collect()
 }
 
-fn must_reach(contract: &Contract, origin: &TestRun<'_>, to: usize, last_call: usize) -> bool {
+fn must_reach(contract: &Contract, origin: &TestRun<'_>, to: usize, last_start: usize) -> bool {
     let complete = || {
         (0..origin.layers()).all(|layer| {
-            let kept = origin.cached(layer);
-            let rows = origin.lengths.iter().enumerate();
-            let lists = rows.flat_map(|(row, &n)| kept.sequence(row).iter().map(move |l| (l, n)));
+            let cached = origin.cached(layer);
+            let sequences = origin.lengths.iter().enumerate();
+            let lists =
+                sequences.flat_map(|(i, &n)| cached.sequence(i).iter().map(move |l| (l, n)));
             lists.into_iter().all(|(list, length)| list.len() == length)
         })
     };
     match contract.reach {
         Reach::Everywhere => true,
-        Reach::LastCall => to >= last_call || complete(),
-        Reach::NothingDropped => origin.prompts.iter().all(Option::is_some) && complete(),
+        Reach::LastStep => to >= last_start || complete(),
+        Reach::NothingEvicted => origin.prompts.iter().all(Option::is_some) && complete(),
         Reach::Nowhere => false,
     }
 }
 
-/// The first `to` tokens of every row in the same calls. A prompt that was over is over where it is cut.
-fn cut(past: &[Call], to: usize, over: bool) -> Vec<Call> {
-    let mut left = vec![to; past[0].rows.len()];
-    let mut calls = Vec::new();
-    for call in past {
-        let mut call = call.clone();
-        for (tokens, left) in call.rows.iter_mut().zip(&mut left) {
+/// The first `to` tokens of every sequence, in the same steps. With `complete`, the prompt ends where it is cut.
+fn cut(past: &[TextStep], to: usize, complete: bool) -> Vec<TextStep> {
+    let mut left = vec![to; past[0].tokens.len()];
+    let mut steps = Vec::new();
+    for step in past {
+        let mut step = step.clone();
+        for (tokens, left) in step.tokens.iter_mut().zip(&mut left) {
             tokens.truncate(*left);
             *left -= tokens.len();
         }
-        if call.rows.iter().any(|tokens| !tokens.is_empty()) {
-            calls.push(call);
+        if step.tokens.iter().any(|tokens| !tokens.is_empty()) {
+            steps.push(step);
         }
     }
-    if let Some(last) = calls.last_mut().filter(|_| over) {
+    if let Some(last) = steps.last_mut().filter(|_| complete) {
         last.more_follows = false;
     }
-    calls
+    steps
 }
 
-/// Both go on alike: where they stand, and in calls that come next.
-fn goes_on(mut run: TestRun<'_>, mut reference: TestRun<'_>, to: usize) {
+/// Checks that both have the same contents and continue with the same bits.
+fn continues(mut run: TestRun<'_>, mut reference: TestRun<'_>, to: usize) {
+    let what = format!("a cache that never had more tokens (truncated to {to})");
     if to > 0 {
-        let (ours, theirs) = (run.text_state(), reference.text_state());
-        run.require(
-            ours == theirs,
-            format_args!("truncated to {to}, it stands at {ours:?} and not at {theirs:?}"),
-        );
+        run.require_contents(&reference, &what);
     }
-    let next: Vec<Call> = match run.lengths.len() {
+    let next: Vec<TextStep> = match run.lengths.len() {
         4 => text(127, 0, &[[2, 1, 0, 9], [1; 4], [5; 4]]),
         _ => text(128, 0, &[[2], [1], [12], [1]]),
     };
-    for call in &next {
-        let (expected, found) = (reference.feed(call), run.feed(call));
-        let what = format!("a cache that never went beyond (truncated to {to})");
+    for step in &next {
+        let (expected, found) = (reference.process(step), run.process(step));
         run.require_same(&found, &reference, &expected, &what);
     }
 }

@@ -1,6 +1,6 @@
 //! Chat templates, in an environment that equals the jinja2 environment of transformers.
 //!
-//! A filter or string method of Python that is missing here is an error, not another text.
+//! A filter or string method of Python that is missing here causes an error, never a different text.
 
 use std::{
     error::Error,
@@ -16,7 +16,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::{TextError, json::to_json};
 
-/// One turn of a conversation.
+/// One message of a conversation.
 ///
 /// ```
 /// use kv_direct::text::Message;
@@ -27,9 +27,9 @@ use super::{TextError, json::to_json};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// The author: `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
@@ -48,7 +48,7 @@ impl Message {
     }
 }
 
-/// A template that may be missing, and the variables that are always there.
+/// A template that may be missing, and the variables that are always defined.
 #[derive(Debug)]
 pub(super) struct Template {
     dir: PathBuf,
@@ -103,7 +103,7 @@ impl Template {
     }
 }
 
-/// What a template said when it refused.
+/// The message of a template that refuses its messages.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -122,7 +122,7 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(unknown_method_callback);
     env.add_filter("tojson", to_json);
-    // As in Python: strings and dictionaries are sequences, too, and nothing is not iterable.
+    // As in Python: strings and dictionaries are sequences, too, and `None` is not iterable.
     env.add_test("sequence", |value: &Value| {
         let kind = value.kind();
         matches!(kind, ValueKind::Seq | ValueKind::String | ValueKind::Map)
@@ -143,8 +143,8 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     Ok(env)
 }
 
-/// The source as jinja2 would read it: every line ends in `\n`, and the tags `generation` and
-/// `endgeneration` of transformers, which mark answers for training, do nothing.
+/// The source as jinja2 would read it: every line ends in `\n`. The tags `generation` and `endgeneration` of
+/// transformers, which mark replies for training, have no effect.
 fn prepared(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut parts = source.split("{%");

@@ -1,4 +1,4 @@
-//! What stands in the files beside `tokenizer.json`.
+//! Reads the configuration files beside `tokenizer.json`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::TextError;
 use crate::files;
 
-/// The special tokens that have a name, which a chat template may use.
+/// The names of special tokens that a chat template may use.
 const NAMES: [&str; 7] = [
     "bos_token",
     "eos_token",
@@ -19,10 +19,10 @@ const NAMES: [&str; 7] = [
     "mask_token",
 ];
 
-/// The fields that matter here.
+/// The fields that the tokenizer needs.
 #[derive(Debug, Default)]
 pub(super) struct Config {
-    /// The named special tokens that there are.
+    /// The special tokens that exist, by name.
     pub(super) tokens: Vec<(&'static str, String)>,
     pub(super) add_bos: bool,
     pub(super) template: Option<String>,
@@ -49,7 +49,7 @@ struct Named {
 }
 
 impl Config {
-    /// Reads the folder's files; one that is not there says nothing.
+    /// Reads the files of the folder. A missing file counts as empty.
     pub(super) fn read(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join("tokenizer_config.json");
         let mut json = object(&path)?;
@@ -67,7 +67,7 @@ impl Config {
                 },
             ),
         };
-        // An older file, which counts where the newer one does not list the added tokens.
+        // An older file, which is used if the newer one does not list the added tokens.
         let older = dir.join("special_tokens_map.json");
         let mut map = if json.contains_key("added_tokens_decoder") {
             Map::new()
@@ -91,7 +91,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The named special token.
+    /// The special token with this name.
     pub(super) fn token(&self, name: &str) -> Option<&str> {
         let mut tokens = self.tokens.iter();
         let found = tokens.find(|(other, _)| *other == name)?;
@@ -99,7 +99,7 @@ impl Config {
     }
 }
 
-/// The JSON object in a file; an empty one if there is no file.
+/// Reads the JSON object in a file; an empty one if the file does not exist.
 fn object(path: &Path) -> Result<Map<String, Value>, TextError> {
     if !path.exists() {
         return Ok(Map::new());
@@ -114,7 +114,7 @@ fn object(path: &Path) -> Result<Map<String, Value>, TextError> {
     })
 }
 
-/// Takes a field that may be missing or null.
+/// Removes and parses a field that may be missing or null.
 fn field<T: DeserializeOwned>(
     path: &Path,
     json: &mut Map<String, Value>,

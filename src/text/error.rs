@@ -6,7 +6,7 @@ use crate::generate::GenerateError;
 
 type Source = Box<dyn Error + Send + Sync>;
 
-/// Why text could not be read, made or shown. What is about a folder names the file.
+/// Why a tokenizer could not be read, or text not be encoded, decoded or generated. Errors in a folder name the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
@@ -15,15 +15,15 @@ pub enum TextError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A file is not the JSON it should be.
+    /// A file is not the JSON that it should be.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
     /// A field has a value of another kind than it should.
@@ -33,10 +33,10 @@ pub enum TextError {
         path: PathBuf,
         /// The field.
         field: &'static str,
-        /// What the parser says.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// `tokenizer.json` describes no tokenizer that can be built.
+    /// No tokenizer can be built from `tokenizer.json`.
     #[error("{} is no tokenizer", path.display())]
     Tokenizer {
         /// The file.
@@ -44,7 +44,7 @@ pub enum TextError {
         /// What is wrong.
         source: Source,
     },
-    /// `add_bos_token` is set, but there is no such token.
+    /// `add_bos_token` is set, but the token does not exist.
     #[error("{} asks for add_bos_token, but its bos_token {token:?} is not in the vocabulary", path.display())]
     UnknownBos {
         /// The file.
@@ -64,12 +64,12 @@ pub enum TextError {
         /// Why.
         source: Source,
     },
-    /// A token changed text that was shown already, which no decoder should do.
+    /// A token changed text that was already returned, which no decoder should do.
     #[error("the text was {shown:?} when it was shown, and is {found:?} now")]
     Unstable {
-        /// The end of what was shown.
+        /// The end of the text that was returned.
         shown: String,
-        /// What the same ids and the newest ones decode to.
+        /// The text of the same ids together with the newest ones.
         found: String,
     },
     /// The folder has no chat template.
@@ -89,10 +89,10 @@ pub enum TextError {
     /// The chat template refuses the messages.
     #[error("the chat template refuses the messages: {message}")]
     Raised {
-        /// What it says.
+        /// The template's message.
         message: String,
     },
-    /// A stop string is empty: every text holds it.
+    /// A stop string is empty. Every text would contain it.
     #[error("a stop string is empty")]
     EmptyStop,
     /// No further id could be generated.

@@ -1,4 +1,4 @@
-//! Text as it is generated.
+//! Streamed text of a generation.
 
 use std::iter::FusedIterator;
 
@@ -8,15 +8,15 @@ use crate::{
     generate::{FinishReason, Generation},
 };
 
-/// The text of a [`Generation`], piece by piece, up to a stop string.
+/// An iterator over pieces of the text of a [`Generation`], up to a stop string.
 ///
-/// Pieces are never empty. The id that ends a text adds none. When a stop string ends it, the cache
-/// holds the ids up to there, and perhaps a few more.
+/// Pieces are never empty. The id that ends a text adds no piece. When a stop string ends the text, the cache has
+/// processed the ids up to there, and perhaps a few more.
 ///
 /// ```
 /// use burn::tensor::Device;
 /// use kv_direct::{
-///     cache::FullKv,
+///     FullKv,
 ///     generate::{FinishReason, Generation},
 ///     pretrained::load,
 ///     text::{TextGeneration, Tokenizer},
@@ -44,7 +44,7 @@ where
     ids: Vec<u32>,
     done: bool,
     finish_reason: Option<FinishReason>,
-    /// What the generation failed with, once what was held back has been shown.
+    /// The error of the generation. It is returned after the text that was held back.
     failed: Option<TextError>,
 }
 
@@ -52,7 +52,7 @@ impl<'a, C> TextGeneration<'a, C>
 where
     C: CacheBackend + ?Sized,
 {
-    /// The text of `generation` by `tokenizer`.
+    /// The text of `generation`, decoded by `tokenizer`.
     #[must_use]
     pub const fn new(generation: Generation<'a, C>, tokenizer: &'a Tokenizer) -> Self {
         Self {
@@ -66,7 +66,7 @@ where
         }
     }
 
-    /// Ends before this text, too; see [`Stops`].
+    /// Adds a stop string, before which the text ends; see [`Stops`].
     ///
     /// # Errors
     /// [`TextError::EmptyStop`].
@@ -75,19 +75,19 @@ where
         Ok(self)
     }
 
-    /// The ids generated so far, also those that were not shown.
+    /// The ids generated so far, including those without text.
     #[must_use]
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Why it ended; `None` while it runs and after an error.
+    /// Why the text ended; `None` while the generation runs and after an error.
     #[must_use]
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish_reason.clone()
     }
 
-    /// The text of the next id, or the rest of it.
+    /// The text of the next id, or the text that was held back.
     fn step(&mut self) -> Result<String, TextError> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -115,7 +115,7 @@ where
         let stopped = self.stops.found();
         let stopped = stopped.map(|stop| FinishReason::StopString(stop.to_owned()));
         self.finish_reason = stopped.or(ended);
-        // Without a reason and without an id the generation had failed before.
+        // Without a reason and without an id, the generation has failed before.
         self.done = self.finish_reason.is_some() || id.is_none();
         Ok(shown)
     }

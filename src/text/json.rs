@@ -1,4 +1,4 @@
-//! The `tojson` filter of transformers: Python's `json.dumps`, with nothing escaped for HTML.
+//! The `tojson` filter of transformers: Python's `json.dumps`, without HTML escapes.
 
 use std::io;
 
@@ -9,8 +9,7 @@ use minijinja::{
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-/// `value` as JSON. `indent`, `separators`, `ensure_ascii` and `sort_keys` mean what they mean in
-/// Python.
+/// `value` as JSON. `indent`, `separators`, `ensure_ascii` and `sort_keys` have their meaning in Python.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     if value.is_undefined() {
         let message = "an undefined value is no JSON";
@@ -48,7 +47,7 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error))
 }
 
-/// The same value with the keys of every map in order.
+/// The same value, with the keys of every map sorted.
 fn sorted(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map => {
@@ -66,17 +65,17 @@ fn sorted(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// A template is data: it must not ask for more than it can use.
+/// The widest indent that is accepted. A template is not trusted, so its output must be bounded.
 const WIDEST: usize = 64;
 
-/// How Python lays JSON out.
+/// The JSON layout of Python.
 struct Python {
     indent: Option<usize>,
     comma: String,
     colon: String,
     ascii: bool,
     depth: usize,
-    /// Whether the list or map that ends next has anything in it.
+    /// Whether the list or map that ends next has an element.
     filled: bool,
 }
 
@@ -98,7 +97,7 @@ impl Python {
         if self.filled {
             self.line(writer)?;
         }
-        // What it stands in has at least this.
+        // The enclosing list or map has at least this element.
         self.filled = true;
         writer.write_all(bracket.as_bytes())
     }

@@ -1,12 +1,12 @@
-//! Stop strings, over text that comes in pieces.
+//! Stop strings in streamed text.
 
 use super::TextError;
 
-/// Looks for stop strings and shows the text before them.
+/// Searches streamed text for stop strings and returns the text before them.
 ///
-/// The stop string that begins first in the whole text is found, however the text is cut into
-/// pieces; of those that begin at one place the one listed first. Text is held back while it could
-/// be the beginning of one.
+/// The stop string that begins first in the whole text is found, however the text is cut into pieces. Of several that
+/// begin at the same place, it is the one that was added first. Text is held back while it could be the beginning of
+/// a stop string.
 ///
 /// ```
 /// use kv_direct::text::Stops;
@@ -21,7 +21,7 @@ use super::TextError;
 #[derive(Debug, Clone, Default)]
 pub struct Stops {
     stops: Vec<String>,
-    /// Text not shown: the beginning of a stop string, perhaps.
+    /// Text that was not returned yet, because it could be the beginning of a stop string.
     held: String,
     found: Option<usize>,
 }
@@ -37,7 +37,7 @@ impl Stops {
         }
     }
 
-    /// Adds a stop string, behind those that were added before.
+    /// Adds a stop string after those that were added before.
     ///
     /// # Errors
     /// [`TextError::EmptyStop`].
@@ -50,12 +50,13 @@ impl Stops {
         Ok(())
     }
 
-    /// Takes a piece of text and answers what can be shown. After a stop string that is nothing.
+    /// Appends a piece of text and returns the text that is certainly before a stop string. After a stop string that
+    /// is empty.
     pub fn push(&mut self, piece: &str) -> String {
         self.advance(piece, false)
     }
 
-    /// What can be shown when no text follows.
+    /// Ends the text and returns what was held back.
     pub fn finish(&mut self) -> String {
         self.advance("", true)
     }

@@ -1,12 +1,12 @@
-//! Text from ids that come one by one.
+//! Text decoded from ids one by one.
 
 use super::{TextError, Tokenizer};
 
-/// What stands for bytes that are no character, or not yet.
+/// Stands for bytes that are not a character, or not yet.
 const REPLACEMENT: char = '\u{FFFD}';
 
-/// Incremental decoding: pieces that together are the [`decode`](Tokenizer::decode) of all ids,
-/// with no character shown before it is whole.
+/// Incremental decoding. The pieces together are the [`decode`](Tokenizer::decode) of all ids. No character is
+/// returned before it is complete.
 ///
 /// ```
 /// use kv_direct::text::Tokenizer;
@@ -21,17 +21,17 @@ const REPLACEMENT: char = '\u{FFFD}';
 /// assert_eq!(stream.finish()?, "");
 /// # Ok::<(), kv_direct::text::TextError>(())
 /// ```
-// Not the `DecodeStream` of tokenizers: it has no end, so the bytes of a character that was cut off
-// are lost; and it shows each byte token by itself, although bytes that turn out to be no UTF-8
-// replace the whole run of byte tokens, so it fails there.
+// Not the `DecodeStream` of the tokenizers crate, for two reasons. It has no end, so the bytes of a character that
+// was cut off are lost. And it returns each byte token by itself. If the bytes turn out not to be UTF-8, the whole
+// run of byte tokens decodes to something else, and the stream fails.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The ids since before the last place where the text was whole.
+    /// The ids since the last place where the text was complete, and some before it.
     ids: Vec<u32>,
-    /// How many of them came before that place. How a token decodes depends on its neighbour.
+    /// How many of them come before that place. They are needed because a token's text depends on its neighbour.
     context: usize,
-    /// The text of `ids` that was shown.
+    /// The text of `ids` that was returned.
     shown: String,
 }
 
@@ -45,13 +45,13 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// Takes the next id and answers the text that is now certain, often none.
+    /// Appends the next id and returns the text that is now certain, often none.
     ///
     /// # Errors
     /// [`TextError::Decode`], [`TextError::Unstable`].
     ///
     /// # Cost
-    /// Decodes the ids since the last whole character but one.
+    /// Decodes the ids since the last but one place where the text was complete.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
         let Some(token) = self.tokenizer.shown(id) else {
             return Ok(String::new());
@@ -62,7 +62,7 @@ impl<'a> TextStream<'a> {
             return Ok(String::new());
         }
         let text = self.tokenizer.decode(&self.ids)?;
-        // The last replacement may still become a character; those before it stay.
+        // The last replacement character may still become another one; those before it stay.
         let cut = text.strip_suffix(REPLACEMENT);
         let piece = self.unseen(cut.unwrap_or(&text))?;
         if cut.is_none() && !piece.is_empty() {
@@ -75,8 +75,7 @@ impl<'a> TextStream<'a> {
         Ok(piece)
     }
 
-    /// What is left when no id follows: bytes that became no character. Afterwards the stream begins
-    /// anew.
+    /// Ends the text and returns the rest: bytes that did not become a character. Afterwards the stream is as new.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -87,7 +86,7 @@ impl<'a> TextStream<'a> {
         piece
     }
 
-    /// The part of `text` behind what was shown.
+    /// The part of `text` after what was returned.
     fn unseen(&self, text: &str) -> Result<String, TextError> {
         match text.strip_prefix(&self.shown) {
             Some(piece) => Ok(piece.to_owned()),
@@ -99,7 +98,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Whether a token stands for one byte, in the spelling that tokenizers decodes.
+/// Whether a token stands for one byte, in the form that the tokenizers crate decodes.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|t| t.strip_suffix('>'));
     digits.is_some_and(|d| d.len() == 2 && u8::from_str_radix(d, 16).is_ok())

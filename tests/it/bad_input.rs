@@ -1,18 +1,21 @@
 //! Bad calls: each its own typed error, and a cache that is as it was.
 
+use crate::support::CacheExt as _;
 use burn::tensor::{DType, Device, Tensor};
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, Floor, FullKv, KeysValues, LayerIndex, ModelShape, Projection,
-        Replay, ResidualCheckpoint, ResidualConfig, Span, Step, TokenIds, Window,
+        CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay, Span,
+        Step, TokenIds,
     },
     exact::conformance::{Conformance, KernelShapes},
     generate::{GenerateError, Generation},
     model::{BuildError, ConfigError, Decoder, DecoderConfig, ForwardError},
+    policy::{FullKv, Window},
     positions::Positions,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
-use crate::support::{backends, feed, probe, seen, tiny, tokens};
+use crate::support::{backends, feed, seen, tiny, tokens};
 
 /// Makes `call` on a cache of each backend that holds 9 tokens, checks that it is refused as
 /// `expected` says, and that the cache then goes on as if nothing had been asked.
@@ -71,7 +74,7 @@ fn a_token_outside_the_vocabulary() {
             matches!(
                 e,
                 ForwardError::Vocabulary {
-                    row: 0,
+                    sequence: 0,
                     index: 1,
                     token: 97,
                     vocab: 97
@@ -120,7 +123,7 @@ fn a_gap_and_an_overlap() {
             let step = Step::new(vec![vec![1]].into(), &[found]).expect("a token");
             cache.begin(&step).expect_err("not at 9").into()
         };
-        let gap = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::Gap { row: 0, expected: 9, found: f }) if *f == found);
+        let gap = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::Gap { sequence: 0, expected: 9, found: f }) if *f == found);
         refused(begin, gap);
     }
 }
@@ -128,7 +131,7 @@ fn a_gap_and_an_overlap() {
 #[test]
 fn a_truncation_beyond_the_end() {
     refused(
-        |_, cache| cache.truncate(10).expect_err("9 tokens").into(),
+        |_, cache| cache.truncate_all(10).expect_err("9 tokens").into(),
         |e| {
             matches!(
                 e,
@@ -159,7 +162,10 @@ fn starts_for_another_number_of_rows() {
     let refused = Step::new(vec![vec![1], vec![2]].into(), &[0]);
     assert!(matches!(
         refused,
-        Err(CacheError::Starts { rows: 2, starts: 1 })
+        Err(CacheError::Starts {
+            sequences: 2,
+            starts: 1
+        })
     ));
     let far = Step::new(vec![vec![1, 2]].into(), &[usize::MAX]).expect("refused by the cache");
     let mut cache = FullKv::new(&tiny(2).shape());
@@ -196,10 +202,10 @@ fn after_a_step_that_failed_midway_only_clear_helps() {
         let poisoned = |e: &ForwardError| matches!(e, ForwardError::Cache(CacheError::Poisoned));
         assert!(poisoned(&fed(&decoder, &mut *cache, &[1][..])), "{name}");
         assert!(
-            matches!(cache.truncate(5), Err(CacheError::Poisoned)),
+            matches!(cache.truncate_all(5), Err(CacheError::Poisoned)),
             "{name}"
         );
-        assert_eq!(cache.position(0), 9, "{name}");
+        assert_eq!(cache.length(0), 9, "{name}");
         cache.clear();
         feed(&decoder, &mut cache, &[1][..]);
     }
@@ -326,7 +332,10 @@ fn a_replay_that_fails_fails_the_step() {
         let rows = Tensor::<4>::zeros([1, 2, 1, 16], decoder.device());
         let (residual, projection) = (
             Tensor::<3>::zeros([1, 1, 64], decoder.device()),
-            Projection::new(rows.clone(), rows),
+            Projection {
+                keys: rows.clone(),
+                values: rows,
+            },
         );
         let span = Span::new(step.positions(), &residual, &projection, &FailingReplay);
         let failed = cache.keys_values(LayerIndex::new(0), span);
@@ -381,24 +390,26 @@ fn budgets_that_cannot_work() {
 #[test]
 fn residuals_that_save_nothing_are_refused_with_both_figures() {
     let decoder = tiny(1);
-    let config = ResidualConfig::new(8)
-        .with_floor(Floor::Residuals)
-        .with_conformance(probe(&decoder));
-    let refused = ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config.clone());
+    let config = ResidualConfig::new(Plan::residuals(&decoder.shape()).with_hot(8));
+    let refused = ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config.clone());
     assert_eq!(
         refused
             .expect_err("64 wide residuals against 2 · 16")
             .to_string(),
-        "residuals and what is kept beside them hold 768 bytes a token, the keys and values they replace 384: nothing is saved"
+        "the plan holds 768 bytes a token, the keys and values it replaces 384: nothing is saved"
     );
     assert!(
-        ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config.even_if_larger())
-            .is_ok()
+        ResidualCheckpoint::new(
+            &decoder.shape(),
+            decoder.conformance(),
+            config.even_if_larger()
+        )
+        .is_ok()
     );
     let mha = tiny(4);
-    let config = ResidualConfig::new(8).with_floor(Floor::Residuals);
+    let config = Plan::residuals(&mha.shape()).with_hot(8);
     assert!(
-        ResidualCheckpoint::new(&mha.shape(), mha.device(), config).is_ok(),
+        ResidualCheckpoint::new(&mha.shape(), mha.conformance(), config).is_ok(),
         "half the bytes"
     );
 }
@@ -406,8 +417,8 @@ fn residuals_that_save_nothing_are_refused_with_both_figures() {
 #[test]
 fn a_probe_of_another_model_is_no_proof() {
     let (two, four) = (tiny(2), tiny(4));
-    let config = ResidualConfig::new(8).with_conformance(probe(&four));
-    let refused = ResidualCheckpoint::new(&two.shape(), two.device(), config);
+    let plan = Plan::tokens(&two.shape()).with_hot(8);
+    let refused = ResidualCheckpoint::new(&two.shape(), four.conformance(), plan);
     assert!(matches!(refused, Err(CacheError::Conformance { .. })));
     let text = refused.expect_err("other shapes").to_string();
     assert!(
@@ -418,9 +429,11 @@ fn a_probe_of_another_model_is_no_proof() {
 
 #[test]
 fn sizes_of_nothing_are_refused_and_the_largest_budgets_are_not() {
-    let mut shape = tiny(2).shape();
+    let decoder = tiny(2);
+    let mut shape = decoder.shape();
     shape.kernels.kv_heads = 0;
-    let refused = ResidualCheckpoint::new(&shape, &Device::flex(), ResidualConfig::new(8));
+    let plan = Plan::tokens(&shape).with_hot(8);
+    let refused = ResidualCheckpoint::new(&shape, decoder.conformance(), plan);
     assert!(matches!(
         refused,
         Err(CacheError::ModelShape {
@@ -428,19 +441,19 @@ fn sizes_of_nothing_are_refused_and_the_largest_budgets_are_not() {
             found: 0
         })
     ));
-    let decoder = tiny(2);
     let all = usize::MAX;
-    let config = ResidualConfig::new(all).with_conformance(probe(&decoder));
+    let config = Plan::tokens(&decoder.shape()).with_hot(all);
     let mut caches: [Box<dyn CacheBackend>; 2] = [
         Box::new(Window::new(&decoder.shape(), all).expect("a budget")),
         Box::new(
-            ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("a budget"),
+            ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config)
+                .expect("a budget"),
         ),
     ];
     for cache in &mut caches {
         feed(&decoder, cache, &tokens(1, 9)[..]);
         feed(&decoder, cache, &tokens(2, 1)[..]);
-        assert_eq!(cache.cached(LayerIndex::new(0)).row(0)[0].len(), 10);
+        assert_eq!(cache.cached(LayerIndex::new(0)).sequence(0)[0].len(), 10);
     }
 }
 
@@ -466,8 +479,9 @@ fn a_device_that_fails_the_probe_is_refused_and_what_failed_is_named() {
     assert!(!found.is_exact());
     let mut shape = ModelShape::new(3, 64, DType::F32, shapes);
     shape.windows = vec![None; 3];
-    let config = ResidualConfig::new(8).with_certified_eviction(false);
-    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config);
+    let config = ResidualConfig::new(Plan::tokens(&shape).with_hot(8));
+    let config = config.with_certified_eviction(false);
+    let refused = ResidualCheckpoint::new(&shape, &found, config);
     let error = refused.expect_err("not exact").to_string();
     assert!(error.contains("Linear [600, 1] in calls of"), "{error}");
 }

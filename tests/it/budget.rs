@@ -3,12 +3,10 @@
 use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{
-        CacheBackend, ModelShape, Plan, Planner, ResidualCheckpoint, ResidualConfig, Retain,
-        Throughput,
-    },
-    exact::conformance::Conformance,
+    cache::{CacheBackend, ModelShape},
     model::Decoder,
+    planner::{Planner, Throughput},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig, Retain},
 };
 use proptest::{
     prelude::*,
@@ -61,18 +59,17 @@ pub fn speeds() -> Throughput {
 /// Does these things to a cache with a budget and to a `FullKv`. Where `context` and `call` are given, steps of
 /// no more are never refused.
 fn run(
-    (decoder, probe): &(Decoder, Conformance),
+    decoder: &Decoder,
     (plan, budget): (&Plan, usize),
     (rows, context, call): (usize, usize, Option<usize>),
     acts: &[Act],
     seed: u64,
 ) -> Result<(), TestCaseError> {
     let new = || {
-        let config = ResidualConfig::planned(plan.clone())
+        let config = ResidualConfig::new(plan.clone())
             .even_if_larger()
-            .with_conformance(probe.clone())
-            .with_budget(budget);
-        ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config)
+            .with_byte_budget(budget);
+        ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config)
     };
     let new = || new().expect("the probe passed");
     let mut twin = Twin::new(decoder, new(), rows);
@@ -169,7 +166,10 @@ fn cases(count: u32) -> TestRunner {
 /// A budget between the smallest and one that keeps everything, the smaller ones more often.
 fn between(shape: &ModelShape, planner: &Planner<'_>, share: f64) -> usize {
     let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
-    let (smallest, all) = (planner.smallest(), planner.cost(&all).peak());
+    let (smallest, all) = (
+        planner.smallest(),
+        planner.cost(&all).expect("a cost").peak(),
+    );
     smallest + (all.saturating_sub(smallest) as f64 * share * share) as usize
 }
 
@@ -188,14 +188,15 @@ fn planned(contexts: std::ops::Range<usize>, count: u32, acts: std::ops::Range<u
         &strategy,
         |(model, context, rows, call, share, acts, seed)| {
             let decoder = &decoders[model];
-            let shape = decoder.0.shape();
+            let shape = decoder.shape();
             let call = ((context as f64 * call) as usize).max(1);
             let planner = Planner::new(&shape, &speeds, context)
-                .with_rows(rows)
-                .with_calls(call);
+                .expect("sizes are known")
+                .with_sequences(rows)
+                .with_steps_of(call);
             let budget = between(&shape, &planner, share);
             let plan = planner.plan(budget).expect("no less than the smallest");
-            prop_assert!(planner.cost(&plan).peak() <= budget);
+            prop_assert!(planner.cost(&plan).expect("a cost").peak() <= budget);
             run(
                 decoder,
                 (&plan, budget),
@@ -240,7 +241,7 @@ fn any_plan_with_a_budget_stays_inside_it_or_refuses_the_step() {
         &strategy,
         |(model, mut layers, (hot, chunk), rows, share, acts, seed)| {
             let decoder = &decoders[model];
-            let shape = decoder.0.shape();
+            let shape = decoder.shape();
             for (old, window) in layers.iter_mut().zip(&shape.windows) {
                 if window.is_some() && *old == Retain::KeysValues {
                     *old = Retain::Nothing;
@@ -248,7 +249,8 @@ fn any_plan_with_a_budget_stays_inside_it_or_refuses_the_step() {
             }
             let plan = Plan::new(&shape, layers).expect("a plan for these layers");
             let plan = plan.with_hot(hot).with_chunk(chunk);
-            let planner = Planner::new(&shape, &speeds, 1_200).with_rows(rows);
+            let planner = Planner::new(&shape, &speeds, 1_200).expect("sizes are known");
+            let planner = planner.with_sequences(rows);
             let budget = between(&shape, &planner, share);
             run(decoder, (&plan, budget), (rows, 1_200, None), &acts, seed)
         },

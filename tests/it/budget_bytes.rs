@@ -1,21 +1,21 @@
 //! What a cache with a budget says it holds is what the process holds, call by call.
 
+use crate::support::CacheExt as _;
 use std::num::NonZeroUsize;
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, KeysValues, LayerIndex, Plan, Planner, ResidualCheckpoint,
-        ResidualConfig, Span, Step, Throughput,
-    },
+    cache::{CacheBackend, CacheError, Draft, KeysValues, LayerIndex, Span, Step},
     forward_backend,
     model::{Decoder, DecoderConfig},
+    planner::{Planner, Throughput},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
 use crate::{
     allocator::{live, measure_all},
     alone::passes_alone,
     families::{config, gemma, qwen2, qwen3},
-    support::{feed, probe, random, tokens},
+    support::{feed, random, tokens},
 };
 
 const MIB: usize = 1 << 20;
@@ -60,7 +60,7 @@ const fn near(found: usize, told: usize) -> bool {
 }
 
 impl CacheBackend for Measured {
-    forward_backend!(self => self.inner; questions state set_state truncate clear fork);
+    forward_backend!(self => self.inner; queries state set_state clear fork);
 
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.measured(|cache| cache.begin(step))
@@ -78,16 +78,12 @@ impl CacheBackend for Measured {
         self.measured(|cache| cache.truncate(to))
     }
 
-    fn checkpoint(&mut self) -> Result<(), CacheError> {
-        self.measured(CacheBackend::checkpoint)
+    fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.measured(CacheBackend::begin_draft)
     }
 
-    fn restore(&mut self) -> Result<(), CacheError> {
-        self.measured(CacheBackend::restore)
-    }
-
-    fn accept(&mut self) -> Result<(), CacheError> {
-        self.measured(CacheBackend::accept)
+    fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        self.measured(|cache| cache.end_draft(draft))
     }
 
     fn select_sequences(&mut self, rows: &[usize]) -> Result<(), CacheError> {
@@ -121,7 +117,7 @@ fn step(decoder: &Decoder, cache: &mut Measured, count: usize, what: &str) {
         let before = cache.memory().total();
         cache.most = 0;
         drop(feed(decoder, cache, &tokens(count as u64, count)[..]));
-        let what = format!("{what}, {count} more, {} tokens", cache.position(0));
+        let what = format!("{what}, {count} more, {} tokens", cache.length(0));
         cache.check(&what);
         let (most, told) = (cache.most, cache.told(before));
         assert!(
@@ -150,11 +146,9 @@ fn act(
 }
 
 fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
-    let config = ResidualConfig::planned(plan.clone())
-        .with_budget(budget)
-        .with_conformance(probe(decoder));
+    let config = ResidualConfig::new(plan.clone()).with_byte_budget(budget);
     let base = live();
-    let inner = ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config);
+    let inner = ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config);
     let mut cache = Measured {
         inner: inner.expect("the probe passed"),
         base,
@@ -172,9 +166,11 @@ fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
     step(decoder, cache, 1_093, &what("to a whole piece"));
     act(cache, &what("truncated"), |cache| cache.truncate(&[300]));
     step(decoder, cache, 1, &what("after that"));
-    act(cache, &what("a draft"), CacheBackend::checkpoint);
+    act(cache, &what("a draft"), CacheBackend::begin_draft);
     step(decoder, cache, 40, &what("in a draft"));
-    act(cache, &what("restored"), CacheBackend::restore);
+    act(cache, &what("discarded"), |cache| {
+        cache.end_draft(Draft::Discard)
+    });
     step(decoder, cache, 1, &what("after that"));
     act(cache, &what("parked"), CacheBackend::park);
     step(decoder, cache, 1, &what("after that"));
@@ -203,13 +199,15 @@ fn bytes_by_themselves() {
     for (name, config) in all {
         let decoder = wide(config);
         let shape = decoder.shape();
-        let planner = Planner::new(&shape, &speeds, 4_100).with_calls(2_700);
+        let planner = Planner::new(&shape, &speeds, 4_100)
+            .expect("sizes are known")
+            .with_steps_of(2_700);
         let all = Plan::keep_top(&shape, shape.layers()).expect("as many layers");
-        let room = planner.cost(&all).peak() - planner.smallest();
+        let room = planner.cost(&all).expect("a cost").peak() - planner.smallest();
         // What kernels make for themselves once, for shapes like these, is no cache's.
         let warm = Plan::tokens(&shape).with_chunk(16);
-        let config = ResidualConfig::planned(warm).with_conformance(probe(&decoder));
-        let cache = ResidualCheckpoint::new(&shape, decoder.device(), config);
+        let config = ResidualConfig::new(warm);
+        let cache = ResidualCheckpoint::new(&shape, decoder.conformance(), config);
         let mut cache = cache.expect("the probe passed");
         for count in [4_000, 1] {
             feed(&decoder, &mut cache, &tokens(1, count)[..]);

@@ -4,20 +4,19 @@
 use std::{num::NonZeroUsize, ops::ControlFlow};
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, Plan, Planner, ResidualCheckpoint, ResidualConfig, Throughput,
-    },
+    cache::{CacheBackend, CacheError, Draft},
     model::{Decoder, DecoderConfig},
+    planner::{Planner, Throughput},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
-use crate::support::{feed, probe, random, tokens};
+use crate::support::{feed, random, tokens};
 
 fn cache(decoder: &Decoder, plan: Plan, budget: usize) -> ResidualCheckpoint {
-    let config = ResidualConfig::planned(plan)
+    let config = ResidualConfig::new(plan)
         .even_if_larger()
-        .with_budget(budget)
-        .with_conformance(probe(decoder));
-    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("a plan")
+        .with_byte_budget(budget);
+    ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config).expect("a plan")
 }
 
 fn windows(window: usize) -> Decoder {
@@ -44,12 +43,13 @@ fn a_draft_over_the_end_of_a_piece_leaves_no_buffers_behind() {
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(16).with_chunk(16);
     for extra in [2, 3, 4, 5, 6] {
-        let budget = plan.cost(&shape, 520).peak() + extra * shape.keys_values_per_token() * 64;
+        let budget = plan.cost(&shape, 520).expect("a cost").peak()
+            + extra * shape.keys_values_per_token() * 64;
         let mut cache = cache(&decoder, plan.clone(), budget);
         feed(&decoder, &mut cache, &tokens(1, 510)[..]);
         cache.begin_draft().expect("no draft");
         for (to, call) in [(510, 4), (511, 1), (511, 3)] {
-            cache.truncate(to).expect("of the draft");
+            cache.truncate(&[to]).expect("of the draft");
             feed(&decoder, &mut cache, &tokens(2, call)[..]);
             held(&cache, budget, "in the draft");
         }
@@ -64,7 +64,7 @@ fn what_longer_rows_held_goes_with_them() {
     let decoder = windows(40);
     let shape = decoder.shape();
     let plan = Plan::residuals(&shape).with_hot(8).with_chunk(16);
-    let budget = 3 * plan.cost(&shape, 1_100).peak();
+    let budget = 3 * plan.cost(&shape, 1_100).expect("a cost").peak();
     let mut cache = cache(&decoder, plan, budget);
     let rows = kv_direct::cache::TokenIds::from(vec![tokens(1, 1_000), tokens(2, 10)]);
     feed(&decoder, &mut cache, rows);
@@ -87,7 +87,7 @@ fn a_state_goes_into_a_cache_that_held_another_text() {
     let decoder = random(&DecoderConfig::new(97, 64, 6, 4, 4));
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(100).with_chunk(16);
-    let budget = plan.cost(&shape, 1_000).peak();
+    let budget = plan.cost(&shape, 1_000).expect("a cost").peak();
     let mut long = cache(&decoder, plan.clone(), budget);
     for call in tokens(1, 900).chunks(50) {
         feed(&decoder, &mut long, call);
@@ -138,7 +138,7 @@ fn sizes_without_sense_are_bounded_or_refused() {
     let shape = DecoderConfig::new(97, 64, 4, 4, 4).shape(burn::tensor::DType::F32);
     assert_eq!(Plan::tokens(&shape).with_chunk(usize::MAX).chunk(), 4096);
     assert_eq!(Plan::tokens(&shape).with_chunk(0).chunk(), 1);
-    let rows = |rows: &str| format!("read 1e9; {rows} rows: projection 1, block 1, attention 1");
+    let rows = |rows: &str| format!("read 1e9; {rows} tokens: projection 1, block 1, attention 1");
     for wrong in [
         &rows("0"),
         &rows("5000"),
@@ -156,10 +156,11 @@ fn sizes_without_sense_are_bounded_or_refused() {
     let mut speeds: Throughput = rows("16").parse().expect("speeds");
     speeds.chunks.clear();
     let planner = Planner::new(&shape, &speeds, usize::MAX)
-        .with_rows(0)
-        .with_calls(0);
+        .expect("sizes are known")
+        .with_sequences(0)
+        .with_steps_of(0);
     let all = planner.plan(planner.everything()).expect("everything fits");
-    assert_eq!(all.old(0), kv_direct::cache::Retain::KeysValues);
+    assert_eq!(all.retain(0), kv_direct::residual::Retain::KeysValues);
     assert!(
         planner.plan(planner.smallest()).is_ok(),
         "however slow that is"

@@ -1,23 +1,25 @@
 //! Certified eviction: where rebuilt rows have other bits, the rows stay and the logits keep theirs.
 
+use crate::support::CacheExt as _;
 use std::num::NonZeroUsize;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kv_direct::{
     cache::{
-        CacheBackend, CacheError, FullKv, KeysValues, LayerIndex, Plan, Projection, Replay,
-        ResidualCheckpoint, ResidualConfig, Span, TokenIds,
+        CacheBackend, CacheError, Draft, KeysValues, LayerIndex, Projection, Replay, Span, TokenIds,
     },
     exact::conformance::Conformance,
     forward_backend,
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
     positions::Positions,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use crate::{
     engine::Engine,
-    support::{feed, probe, random, tokens},
+    support::{feed, random, tokens},
 };
 
 /// A block whose products have other bits in a replay than in a step, for about one row in `one_in`: which, is
@@ -66,7 +68,8 @@ impl Replay for Unstable<'_> {
         positions: &Positions,
     ) -> Result<Projection, CacheError> {
         let Projection { keys, values } = self.block.project(residual.clone(), positions)?;
-        Ok(Projection::new(keys, self.shaken(values, &residual)))
+        let values = self.shaken(values, &residual);
+        Ok(Projection { keys, values })
     }
 
     fn forward(
@@ -108,15 +111,14 @@ impl CacheBackend for Shaken {
         self.inner.keys_values(layer, span)
     }
 
-    forward_backend!(self => self.inner; begin wants observe commit questions life clear fork);
+    forward_backend!(self => self.inner; begin wants observe commit queries lifecycle clear fork);
 }
 
 fn cache(decoder: &Decoder, plan: Plan, certified: bool) -> ResidualCheckpoint {
-    let config = ResidualConfig::planned(plan)
+    let config = ResidualConfig::new(plan)
         .even_if_larger()
-        .with_conformance(probe(decoder))
         .with_certified_eviction(certified);
-    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("a plan")
+    ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config).expect("a plan")
 }
 
 fn decoders() -> [Decoder; 2] {
@@ -179,8 +181,8 @@ fn f16_is_certified_by_default_and_has_the_bits_of_full_kv() {
     let (shape, device) = (engine.shape(), Device::flex());
     let conformance = Conformance::probe(&shape.kernels, &device, DType::F16);
     assert!(!conformance.is_exact());
-    let config = ResidualConfig::new(8).with_conformance(conformance);
-    let mut ours = ResidualCheckpoint::new(&shape, &device, config).expect("certified");
+    let plan = Plan::tokens(&shape).with_hot(8);
+    let mut ours = ResidualCheckpoint::new(&shape, &conformance, plan).expect("certified");
     let mut full = FullKv::new(&shape);
     let mut ids = &tokens(3, 360)[..];
     // Many rows in a call are rebuilt to the bit, single ones are not.
@@ -204,12 +206,11 @@ fn a_budget_error_says_that_rows_stay_because_they_differ() {
     let [decoder, _] = decoders();
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(16).with_chunk(16);
-    let budget = plan.cost(&shape, 600).peak() * 3 / 2;
-    let config = ResidualConfig::planned(plan)
-        .with_conformance(probe(&decoder))
+    let budget = plan.cost(&shape, 600).expect("a cost").peak() * 3 / 2;
+    let config = ResidualConfig::new(plan)
         .with_certified_eviction(true)
-        .with_budget(budget);
-    let inner = ResidualCheckpoint::new(&shape, decoder.device(), config).expect("a plan");
+        .with_byte_budget(budget);
+    let inner = ResidualCheckpoint::new(&shape, decoder.conformance(), config).expect("a plan");
     let mut shaken = Shaken { inner, one_in: 2 };
     let mut full = FullKv::new(&shape);
     let ids = tokens(5, 600);
@@ -225,11 +226,11 @@ fn a_budget_error_says_that_rows_stay_because_they_differ() {
                 let text =
                     std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string());
                 assert!(
-                    text.contains("rows stay because they had other bits"),
+                    text.contains("entries stay because they had other bits"),
                     "{text}"
                 );
                 assert_eq!(
-                    shaken.position(0),
+                    shaken.length(0),
                     20 * index,
                     "a refused call changes nothing"
                 );
@@ -267,10 +268,10 @@ fn what_a_certificate_cannot_cover_is_refused() {
     feed(&windows, &mut ours, &tokens(1, 100)[..]);
     feed(&windows, &mut ours, &tokens(2, 100)[..]);
     assert!(matches!(
-        ours.truncate(50),
+        ours.truncate_all(50),
         Err(CacheError::Irreversible { .. })
     ));
-    ours.truncate(100).expect("the last call can be undone");
+    ours.truncate_all(100).expect("the last call can be undone");
 }
 
 #[derive(Debug, Clone)]
@@ -317,9 +318,9 @@ fn any_life_of_a_certified_cache_is_that_of_full_kv() {
             match act {
                 Act::Feed(count) => prop_assert!(both(&mut ours, &mut full, count), "act {index}"),
                 Act::Truncate(share) => {
-                    let to = (full.position(0) as f64 * share) as usize;
-                    if ours.truncate(to).is_ok() {
-                        full.truncate(to).expect("nothing was dropped");
+                    let to = (full.length(0) as f64 * share) as usize;
+                    if ours.truncate_all(to).is_ok() {
+                        full.truncate_all(to).expect("nothing was dropped");
                     }
                 }
                 Act::Draft(count, keep) => {
@@ -335,7 +336,7 @@ fn any_life_of_a_certified_cache_is_that_of_full_kv() {
                     }
                 }
             }
-            prop_assert_eq!(ours.position(0), full.position(0));
+            prop_assert_eq!(ours.length(0), full.length(0));
         }
         Ok(())
     });

@@ -1,15 +1,17 @@
 //! The contract suite over every backend.
 
+use crate::support::PlanKind;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{
-        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, ModelShape, Plan,
-        ResidualCheckpoint, ResidualConfig, Retain, SnapKv, SnapKvConfig, StreamingLlm,
-        StreamingLlmConfig, Tova, TovaConfig, Window,
-    },
+    cache::{CacheBackend, ModelShape},
     exact::conformance::Conformance,
+    policy::{
+        FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
+        Tova, TovaConfig, Window,
+    },
+    residual::{Plan, ResidualCheckpoint, ResidualConfig, Retain},
     testing::Contract,
 };
 
@@ -26,17 +28,15 @@ fn probe(shape: &ModelShape, device: &Device) -> Conformance {
 }
 
 /// `less` rows fewer than the budget are exact.
-fn residual(floor: Floor, less: usize) -> Contract {
+fn residual(floor: PlanKind, less: usize) -> Contract {
     let contract = Contract::lossless(move |shape, device, budget| {
-        let config = ResidualConfig::new(budget - less)
-            .with_floor(floor)
-            .even_if_larger()
-            .with_conformance(probe(shape, device));
-        ResidualCheckpoint::new(shape, device, config).expect("the probe passed")
+        let plan = floor.plan(shape).with_hot(budget - less);
+        let config = ResidualConfig::new(plan).even_if_larger();
+        ResidualCheckpoint::new(shape, &probe(shape, device), config).expect("the probe passed")
     });
     contract
-        .with_rows(move |budget, _, _| budget - less)
-        .with_rebuilt_rows()
+        .with_most_entries(move |budget, _, _| budget - less)
+        .with_rebuilt_entries()
         .with_parking()
 }
 
@@ -46,15 +46,11 @@ fn first_kept() -> Contract {
         let mut plan = vec![Retain::Nothing; shape.layers()];
         let first = shape.windows.iter().position(Option::is_none);
         plan[first.expect("a layer that shows all keys")] = Retain::KeysValues;
-        let config = ResidualConfig::planned(
-            Plan::new(shape, plan)
-                .expect("a plan for these layers")
-                .with_hot(budget),
-        )
-        .with_conformance(probe(shape, device));
-        ResidualCheckpoint::new(shape, device, config).expect("the probe passed")
+        let plan = Plan::new(shape, plan).expect("a plan for these layers");
+        let plan = plan.with_hot(budget);
+        ResidualCheckpoint::new(shape, &probe(shape, device), plan).expect("the probe passed")
     });
-    contract.with_rebuilt_rows().with_every_truncation()
+    contract.with_rebuilt_entries().with_every_truncation()
 }
 
 fn streaming(indexing: Indexing) -> Contract {
@@ -83,7 +79,7 @@ fn snap_kv() -> Contract {
     let contract = Contract::lossy(|shape, _, budget| {
         SnapKv::new(shape, SnapKvConfig::new(budget, 4)).expect("a budget above the window")
     });
-    contract.with_rows(|budget, prompt, length| match prompt {
+    contract.with_most_entries(|budget, prompt, length| match prompt {
         Some(prompt) => prompt.min(budget) + length - prompt,
         None => length,
     })
@@ -92,14 +88,14 @@ fn snap_kv() -> Contract {
 kv_direct::contract_tests! {
     on Device::flex();
     full_kv => Contract::lossless(|shape, _, _| FullKv::new(shape));
-    residual_checkpoint => residual(Floor::Tokens, 0).with_every_truncation();
-    residual_checkpoint_without_exact_rows => residual(Floor::Tokens, 8).with_every_truncation();
-    residual_checkpoint_over_residuals => residual(Floor::Residuals, 0).with_every_truncation();
+    residual_checkpoint => residual(PlanKind::Tokens, 0).with_every_truncation();
+    residual_checkpoint_without_exact_rows => residual(PlanKind::Tokens, 8).with_every_truncation();
+    residual_checkpoint_over_residuals => residual(PlanKind::Residuals, 0).with_every_truncation();
     residual_checkpoint_with_a_layer_kept => first_kept().with_parking();
     window => Contract::lossy(|shape, _, budget| Window::new(shape, budget).expect("a budget"));
     h2o => h2o(2);
     streaming_llm => streaming(Indexing::Original);
-    streaming_llm_re_indexed => streaming(Indexing::CacheIndex).with_turned_keys().without_windows();
+    streaming_llm_re_indexed => streaming(Indexing::CacheIndex).with_rotated_keys().without_sliding_windows();
     snap_kv => snap_kv();
     tova => tova(false);
     tova_with_the_last_row_protected => tova(true);

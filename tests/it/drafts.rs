@@ -1,13 +1,15 @@
 //! Drafts: what is left of them, and what they leave alone.
 
+use crate::support::CacheExt as _;
 use std::num::NonZeroUsize;
 
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv, SnapKv, SnapKvConfig, TokenBudget, Window},
+    cache::{CacheBackend, Draft},
     model::{DecoderConfig, Input},
+    policy::{FullKv, SnapKv, SnapKvConfig, TokenBudget, Window},
 };
 
-use crate::support::{feed, probe, random, residual, seen, tiny, tokens};
+use crate::support::{PlanKind, feed, random, residual, seen, tiny, tokens};
 
 /// The windows of a model do not move on in a draft, so the call before it can be undone when it is over.
 #[test]
@@ -15,9 +17,8 @@ fn the_call_before_a_draft_can_be_undone_after_it() {
     let mut config = DecoderConfig::new(97, 64, 3, 4, 2);
     config.layers[0].window = NonZeroUsize::new(5);
     let decoder = random(&config);
-    let probe = probe(&decoder);
     let full: Box<dyn CacheBackend> = Box::new(FullKv::new(&decoder.shape()));
-    let hot = residual(&decoder, 3, Floor::Residuals, &probe);
+    let hot = residual(&decoder, 3, PlanKind::Residuals);
     for mut cache in [full, Box::new(hot)] {
         feed(&decoder, &mut cache, &tokens(1, 10)[..]);
         let mut straight = cache.fork();
@@ -25,7 +26,7 @@ fn the_call_before_a_draft_can_be_undone_after_it() {
         cache.begin_draft().expect("no draft is open");
         feed(&decoder, &mut cache, &tokens(3, 6)[..]);
         cache.end_draft(Draft::Discard).expect("a draft is open");
-        cache.truncate(10).expect("the last call");
+        cache.truncate_all(10).expect("the last call");
         let next = &tokens(4, 3)[..];
         let expected = feed(&decoder, &mut straight, next);
         assert!(feed(&decoder, &mut cache, next) == expected);
@@ -63,7 +64,7 @@ fn a_prompt_whose_end_was_taken_back_is_not_over() {
         if draft {
             cache.begin_draft().expect("no draft is open");
             feed(&mut cache, chunk(2, 3, false));
-            cache.truncate(5).expect("within the draft");
+            cache.truncate_all(5).expect("within the draft");
             feed(&mut cache, chunk(3, 4, false));
             cache.end_draft(Draft::Accept).expect("a draft is open");
         } else {

@@ -2,12 +2,12 @@
 //! and the logits of every token.
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, FullKv, H2o, H2oConfig, Indexing, LayerIndex, ModelShape, SnapKv,
-        SnapKvConfig, StreamingLlm, StreamingLlmConfig, TokenBudget, TokenIds, Tova, TovaConfig,
-        Window,
-    },
+    cache::{CacheBackend, CacheError, LayerIndex, ModelShape, TokenIds},
     model::{Decoder, DecoderConfig, Input},
+    policy::{
+        FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
+        TokenBudget, Tova, TovaConfig, Window,
+    },
 };
 
 use crate::{
@@ -160,7 +160,7 @@ pub fn run_on(
             run.logits[row].extend_from_slice(&logits[..lengths[row] * VOCAB]);
             let held = (0..model.windows.len()).map(|layer| {
                 let kept = cache.cached(LayerIndex::new(layer));
-                let lists = kept.row(row);
+                let lists = kept.sequence(row);
                 let of_head = |head| lists.get(head).unwrap_or(&lists[0]).clone();
                 (0..model.config.kv_heads).map(of_head).collect()
             });

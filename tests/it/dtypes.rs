@@ -1,10 +1,13 @@
 //! Whole models in every dtype: where the probe passes, rebuilt rows give the bits of `FullKv`; where it
 //! fails, the constructor refuses unless rows are certified before they leave.
 
+use crate::support::PlanKind;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kv_direct::{
-    cache::{CacheError, Floor, FullKv, ResidualCheckpoint, ResidualConfig},
+    cache::CacheError,
     exact::{conformance::Conformance, linear},
+    policy::FullKv,
+    residual::{ResidualCheckpoint, ResidualConfig},
 };
 
 use crate::{
@@ -39,11 +42,10 @@ fn found(dtype: DType, kv_heads: usize) -> (usize, Option<usize>) {
 
     let conformance = Conformance::probe(&shape.kernels, &device, dtype);
     let mut rebuilt = 0;
-    for (hot, floor) in [(0, Floor::Tokens), (3, Floor::Residuals)] {
-        let config = ResidualConfig::new(hot).with_floor(floor).even_if_larger();
-        let config = config.with_conformance(conformance.clone());
+    for (hot, floor) in [(0, PlanKind::Tokens), (3, PlanKind::Residuals)] {
+        let config = ResidualConfig::new(floor.plan(&shape).with_hot(hot)).even_if_larger();
         let config = config.with_certified_eviction(false);
-        match ResidualCheckpoint::new(&shape, &device, config) {
+        match ResidualCheckpoint::new(&shape, &conformance, config) {
             Ok(mut ours) => rebuilt += differing(|call| engine.feed(&mut ours, call), &whole),
             Err(CacheError::NotExact(_)) => return (split, None),
             Err(other) => panic!("{dtype:?}: {other}"),

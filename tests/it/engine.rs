@@ -1,6 +1,7 @@
 //! A decoder of another crate, in any dtype: blocks built from the routines of `exact`, a cache, and
 //! nothing of `model`.
 
+use crate::support::CacheExt as _;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
 use kv_direct::{
     cache::{
@@ -107,7 +108,7 @@ impl Engine {
     where
         C: CacheBackend + ?Sized,
     {
-        let step = Step::new(tokens.into(), &[cache.position(0)]).expect("tokens");
+        let step = Step::new(tokens.into(), &[cache.length(0)]).expect("tokens");
         cache.begin(&step).expect("the next tokens");
         let mut residual = self.view(0).embed(step.tokens()).expect("ids");
         for layer in 0..LAYERS {
@@ -184,7 +185,7 @@ fn heads(x: Tensor<3>) -> Tensor<4> {
 impl Replay for View<'_> {
     fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
         let width = tokens.longest();
-        let ids: Vec<i64> = tokens.row(0).iter().map(|&id| i64::from(id)).collect();
+        let ids: Vec<i64> = tokens.sequence(0).iter().map(|&id| i64::from(id)).collect();
         let ids = TensorData::new(ids, [width]);
         let ids = Tensor::<1, Int>::from_data(ids, &self.engine.embedding.device());
         let rows = self.engine.embedding.clone().select(0, ids);
@@ -200,7 +201,8 @@ impl Replay for View<'_> {
         let width = self.engine.kv_heads * HEAD;
         let keys = heads(both.clone().slice_dim(2, 0..width));
         let values = heads(both.slice_dim(2, width..2 * width));
-        Ok(Projection::new(self.rotated(keys, positions), values))
+        let keys = self.rotated(keys, positions);
+        Ok(Projection { keys, values })
     }
 
     fn forward(

@@ -1,16 +1,17 @@
 //! The promise: bits of `FullKv`, at every budget, for every split of the tokens into calls.
 
+use crate::support::CacheExt as _;
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv},
-    exact::conformance::Conformance,
+    cache::CacheBackend,
     model::{Decoder, DecoderConfig, Input},
+    policy::FullKv,
 };
 use proptest::prelude::*;
 
 use crate::{
     families::{config, gemma, qwen2, qwen3},
     recorder::{Read, Recorder},
-    support::{bits, feed, probe, random, residual, tiny, tokens},
+    support::{PlanKind, bits, feed, random, residual, tiny, tokens},
 };
 
 /// Widths on both sides of a piece of 512 in every linear layer, two layers.
@@ -36,16 +37,11 @@ fn families() -> Vec<DecoderConfig> {
     all
 }
 
-struct Models(Vec<(Decoder, Conformance)>);
+struct Models(Vec<Decoder>);
 
 impl Models {
     fn new(configs: &[DecoderConfig]) -> Self {
-        let with_probe = |config| {
-            let decoder = random(config);
-            let probe = probe(&decoder);
-            (decoder, probe)
-        };
-        Self(configs.iter().map(with_probe).collect())
+        Self(configs.iter().map(random).collect())
     }
 }
 
@@ -96,7 +92,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
     let strategy = (
         0..models.0.len(),
         prop_oneof![0usize..=4, 0usize..=96],
-        prop_oneof![Just(Floor::Tokens), Just(Floor::Residuals)],
+        prop_oneof![Just(PlanKind::Tokens), Just(PlanKind::Residuals)],
         prop::collection::vec(1usize..=40, 1..16),
         any::<u64>(),
     );
@@ -107,7 +103,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
     });
     runner
         .run(&strategy, |(model, hot, floor, lengths, seed)| {
-            let (decoder, probe) = &models.0[model];
+            let decoder = &models.0[model];
             let mut left = tokens(seed, 96);
             let mut calls: Vec<Vec<u32>> = Vec::new();
             for length in lengths {
@@ -115,7 +111,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_for_every_split_budget_and_floor()
                 calls.extend((!left.is_empty()).then_some(left));
                 left = rest;
             }
-            same_bits(decoder, residual(decoder, hot, floor, probe), &calls)
+            same_bits(decoder, residual(decoder, hot, floor), &calls)
         })
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
@@ -128,7 +124,7 @@ fn residual_checkpoint_equals_full_kv_in_bits_whatever_is_taken_back() {
     let strategy = (
         0..models.0.len(),
         0usize..=12,
-        prop_oneof![Just(Floor::Tokens), Just(Floor::Residuals)],
+        prop_oneof![Just(PlanKind::Tokens), Just(PlanKind::Residuals)],
         prop::collection::vec((1usize..=9, 0usize..=14), 2..12),
         any::<u64>(),
     );
@@ -139,9 +135,9 @@ fn residual_checkpoint_equals_full_kv_in_bits_whatever_is_taken_back() {
     });
     runner
         .run(&strategy, |(model, hot, floor, turns, seed)| {
-            let (decoder, probe) = &models.0[model];
+            let decoder = &models.0[model];
             let mut full = FullKv::new(&decoder.shape());
-            let mut ours = residual(decoder, hot, floor, probe);
+            let mut ours = residual(decoder, hot, floor);
             let mut history = Vec::new();
             for (turn, (length, back)) in turns.into_iter().enumerate() {
                 let call = tokens(seed.wrapping_add(turn as u64), length);
@@ -150,13 +146,13 @@ fn residual_checkpoint_equals_full_kv_in_bits_whatever_is_taken_back() {
                 let found = feed(decoder, &mut ours, &call[..]);
                 prop_assert!(found == expected, "turn {}", turn);
                 let to = history.len().saturating_sub(back);
-                ours.truncate(to).expect("every length can be reached");
-                if full.truncate(to).is_err() {
+                ours.truncate_all(to).expect("every length can be reached");
+                if full.truncate_all(to).is_err() {
                     full.clear();
                     feed(decoder, &mut full, &history[..to]);
                 }
                 history.truncate(to);
-                prop_assert_eq!((ours.position(0), full.position(0)), (to, to));
+                prop_assert_eq!((ours.length(0), full.length(0)), (to, to));
             }
             Ok(())
         })
@@ -166,15 +162,13 @@ fn residual_checkpoint_equals_full_kv_in_bits_whatever_is_taken_back() {
 #[test]
 fn bits_hold_across_the_edge_of_a_piece_of_512_keys() {
     let decoder = tiny(2);
-    let probe = probe(&decoder);
     let ids = tokens(3, 560);
     let mut calls: Vec<Vec<u32>> = vec![ids[..500].to_vec()];
     calls.extend(ids[500..530].chunks(1).map(<[u32]>::to_vec));
     calls.push(ids[530..].to_vec());
-    for floor in [Floor::Tokens, Floor::Residuals] {
+    for floor in [PlanKind::Tokens, PlanKind::Residuals] {
         for hot in [0, 64, 511, 513] {
-            same_bits(&decoder, residual(&decoder, hot, floor, &probe), &calls)
-                .expect("the same bits");
+            same_bits(&decoder, residual(&decoder, hot, floor), &calls).expect("the same bits");
         }
     }
 }
@@ -219,15 +213,14 @@ fn a_row_of_a_ragged_batch_never_depends_on_its_neighbours() {
 }
 
 fn rows_are_what_they_are_alone(decoder: &Decoder) {
-    let probe = probe(decoder);
     let calls = [[7, 1, 40], [1, 0, 1], [0, 30, 1], [3, 3, 3]];
     let rows: Vec<Vec<u32>> = (0..3).map(|row| tokens(row, 64)).collect();
     let make = || -> Vec<Box<dyn CacheBackend>> {
         vec![
             Box::new(FullKv::new(&decoder.shape())),
-            Box::new(residual(decoder, 5, Floor::Tokens, &probe)),
-            Box::new(residual(decoder, 5, Floor::Residuals, &probe)),
-            Box::new(kv_direct::cache::Window::new(&decoder.shape(), 5).expect("a budget")),
+            Box::new(residual(decoder, 5, PlanKind::Tokens)),
+            Box::new(residual(decoder, 5, PlanKind::Residuals)),
+            Box::new(kv_direct::policy::Window::new(&decoder.shape(), 5).expect("a budget")),
         ]
     };
     for (mut together, alone) in make().into_iter().zip(make()) {

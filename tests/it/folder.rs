@@ -8,8 +8,8 @@ use std::{
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::FullKv,
     model::DecoderConfig,
+    policy::FullKv,
     pretrained::{LoadError, Pretrained, load},
 };
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};

@@ -4,8 +4,9 @@ use std::{fs, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, LayerIndex, Window},
+    cache::{CacheBackend, LayerIndex},
     model::{Decoder, Input},
+    policy::{FullKv, Window},
     pretrained::load,
 };
 use safetensors::SafeTensors;
@@ -97,7 +98,7 @@ impl Case {
                     .expect("kept positions of a step");
                     for (head, theirs) in expected.iter().enumerate() {
                         assert_eq!(
-                            of_head(kept.row(row), head),
+                            of_head(kept.sequence(row), head),
                             theirs,
                             "kept, step {step}, layer {layer}, head {head}"
                         );
@@ -113,7 +114,7 @@ impl Case {
             let (mut our_keys, mut our_values) = (Vec::new(), Vec::new());
             for (row, heads) in read.iter().enumerate() {
                 for (head, read) in heads.iter().enumerate() {
-                    let kept = of_head(kept.row(row), head);
+                    let kept = of_head(kept.sequence(row), head);
                     let held: Vec<&ReadRow> =
                         read.iter().filter(|row| kept.contains(&row.0)).collect();
                     assert_eq!(held.len(), kept.len(), "what is kept was read");

@@ -1,5 +1,6 @@
 //! A process that is killed while it saves leaves the old file or the new one.
 
+use crate::support::CacheExt as _;
 use std::{
     env, fs,
     io::{BufRead, BufReader},
@@ -10,11 +11,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use kv_direct::{
-    cache::{CacheBackend, FullKv},
-    model::Decoder,
-    session,
-};
+use kv_direct::{cache::CacheBackend, model::Decoder, policy::FullKv, session};
 
 use crate::{
     alone::alone,
@@ -74,7 +71,7 @@ fn a_save_that_is_killed_leaves_the_old_file_or_the_new_one() {
         child.wait().expect("it was killed");
         let mut cache = FullKv::new(&decoder.shape());
         session::load(&path, &mut cache, &model, &Device::flex()).expect("a whole file");
-        let which = cache.position(0) - 600;
+        let which = cache.length(0) - 600;
         found[which] += 1;
         assert!(
             feed(&decoder, &mut cache, &[5][..]) == expected[which],

@@ -1,6 +1,7 @@
 //! Any life of any cache: whatever is done to it, it goes on as one that saw only what survived.
 
-use kv_direct::cache::Floor;
+use crate::support::PlanKind;
+use kv_direct::cache::Draft;
 use proptest::{
     prelude::*,
     sample::select,
@@ -189,7 +190,7 @@ fn any_life_of_full_kv_is_that_of_its_tokens() {
 #[test]
 fn any_life_of_a_residual_checkpoint_is_that_of_its_tokens() {
     let hot = prop_oneof![2 => Just(0), 3 => 1usize..=12, 2 => Just(usize::MAX)];
-    let floor = select(vec![Floor::Tokens, Floor::Residuals]);
+    let floor = select(vec![PlanKind::Tokens, PlanKind::Residuals]);
     let kind = (0..models().len(), hot, floor);
     check(
         80,

@@ -3,21 +3,21 @@
 use std::sync::OnceLock;
 
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv, ResidualCheckpoint, TokenBudget, Window},
-    exact::conformance::Conformance,
+    cache::CacheBackend,
     model::{Decoder, DecoderConfig},
+    policy::{FullKv, TokenBudget, Window},
+    residual::ResidualCheckpoint,
 };
 
 use crate::{
     driver,
     families::{config, gemma, qwen2, qwen3},
     simulator::{Amount, Policy},
-    support::{probe, random, residual},
+    support::{PlanKind, random, residual},
 };
 
 pub struct Model {
     pub decoder: Decoder,
-    pub probe: Conformance,
 }
 
 /// A small decoder of every family, those with windows last.
@@ -25,8 +25,7 @@ pub fn models() -> &'static [Model] {
     static MADE: OnceLock<Vec<Model>> = OnceLock::new();
     let with_probe = |config: DecoderConfig| {
         let decoder = random(&config);
-        let probe = probe(&decoder);
-        Model { decoder, probe }
+        Model { decoder }
     };
     MADE.get_or_init(|| {
         let window = |layer: usize, size, mut config: DecoderConfig| {
@@ -57,7 +56,7 @@ impl Model {
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     Full,
-    Residual { hot: usize, floor: Floor },
+    Residual { hot: usize, floor: PlanKind },
     WindowShare(f64),
     Policy(Policy),
 }
@@ -104,7 +103,7 @@ impl Held {
         Self::Any(match kind {
             Kind::Full => Box::new(FullKv::new(&shape)),
             Kind::Residual { hot, floor } => {
-                let cache = residual(&model.decoder, hot, floor, &model.probe);
+                let cache = residual(&model.decoder, hot, floor);
                 return Self::Residual(Box::new(cache));
             }
             Kind::WindowShare(share) => {

@@ -1,10 +1,12 @@
 //! A cache, what must hold in its life, and a second cache that saw only what survived.
 
+use crate::support::CacheExt as _;
 use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex},
+    cache::{CacheBackend, CacheError, Draft, LayerIndex},
     model::{ForwardError, Input},
+    policy::FullKv,
     session::{self, SessionError},
 };
 
@@ -13,7 +15,7 @@ use crate::{
     life_rows::{Call, Past, Row, joined},
     random::VOCAB,
     simulator::Policy,
-    support::{bits, seen, tokens},
+    support::{PlanKind, bits, seen, tokens},
 };
 
 /// A cache, and what must be in it.
@@ -53,7 +55,7 @@ impl Life {
 
     fn cached(cache: &dyn CacheBackend, layer: usize, row: usize, heads: usize) -> Vec<Vec<usize>> {
         let kept = cache.cached(LayerIndex::new(layer));
-        let lists = kept.row(row);
+        let lists = kept.sequence(row);
         let of = |head| lists.get(head).unwrap_or(&lists[0]).clone();
         (0..heads).map(of).collect()
     }
@@ -62,7 +64,7 @@ impl Life {
         let heads = self.model.decoder.config().kv_heads;
         let layers = 0..self.model.layers();
         layers
-            .map(|layer| Self::kept(self.held.get(), layer, row, heads))
+            .map(|layer| Self::cached(self.held.get(), layer, row, heads))
             .collect()
     }
 
@@ -156,9 +158,9 @@ impl Life {
     /// Positions, rows and memory.
     pub fn check_place(&self) {
         let cache = self.held.get();
-        assert_eq!(cache.rows(), self.rows.len(), "rows");
+        assert_eq!(cache.lengths().len(), self.rows.len(), "rows");
         for (row, length) in self.lengths().into_iter().enumerate() {
-            assert_eq!(cache.position(row), length, "position of row {row}");
+            assert_eq!(cache.length(row), length, "position of row {row}");
         }
         if self.rows.is_empty() {
             assert_eq!(cache.memory().total(), 0, "nothing is held");
@@ -215,8 +217,8 @@ impl Life {
                     .collect::<Vec<_>>(),
             );
             for layer in 0..self.model.layers() {
-                let ours = Self::kept(self.held.get(), layer, index, heads);
-                let theirs = Self::kept(&*twin, layer, 0, heads);
+                let ours = Self::cached(self.held.get(), layer, index, heads);
+                let theirs = Self::cached(&*twin, layer, 0, heads);
                 assert_eq!(
                     ours, theirs,
                     "kept of row {index} in layer {layer} ({plain})"
@@ -312,7 +314,7 @@ impl Life {
         let undoable = |(row, &to): (&Row, &usize)| {
             let lossless = self.kind.lossless();
             let always = match self.kind {
-                Kind::Residual { floor, .. } => floor == Floor::Tokens || !self.model.slides(),
+                Kind::Residual { floor, .. } => floor == PlanKind::Tokens || !self.model.slides(),
                 Kind::Full => !self.model.slides(),
                 _ => false,
             };
@@ -343,7 +345,11 @@ impl Life {
                     }
                 }
             }
-            Err(CacheError::Irreversible { row, to, oldest }) if !due => {
+            Err(CacheError::Irreversible {
+                sequence: row,
+                to,
+                oldest,
+            }) if !due => {
                 assert!(to < oldest && oldest <= lengths[row], "{oldest} of {row}");
                 assert_eq!(seen(self.held.get(), self.model.layers()), before);
             }
@@ -352,9 +358,9 @@ impl Life {
         self.check_place();
     }
 
-    pub fn checkpoint(&mut self) {
+    pub fn begin_draft(&mut self) {
         if self.is_draft() {
-            return self.refused("a second checkpoint", |cache| {
+            return self.refused("a second draft", |cache| {
                 matches!(cache.begin_draft(), Err(CacheError::DraftOpen))
             });
         }
@@ -363,9 +369,9 @@ impl Life {
         self.fed_in_draft = false;
     }
 
-    pub fn restore(&mut self) {
+    fn discard(&mut self) {
         let Some(before) = self.before.clone() else {
-            return self.refused("restore without a checkpoint", |cache| {
+            return self.refused("discarding no draft", |cache| {
                 matches!(cache.end_draft(Draft::Discard), Err(CacheError::NoDraft))
             });
         };
@@ -378,9 +384,16 @@ impl Life {
         self.check_place();
     }
 
-    pub fn accept(&mut self) {
+    pub fn end_draft(&mut self, draft: Draft) {
+        match draft {
+            Draft::Accept => self.accept(),
+            Draft::Discard => self.discard(),
+        }
+    }
+
+    fn accept(&mut self) {
         let Some(mut before) = self.before.clone() else {
-            return self.refused("accept without a checkpoint", |cache| {
+            return self.refused("accepting no draft", |cache| {
                 matches!(cache.end_draft(Draft::Accept), Err(CacheError::NoDraft))
             });
         };
@@ -445,7 +458,7 @@ impl Life {
         self.held.get_mut().park().expect("no step is open");
         let memory = self.held.get().memory();
         if let Kind::Residual {
-            floor: Floor::Tokens,
+            floor: PlanKind::Tokens,
             ..
         } = self.kind
         {

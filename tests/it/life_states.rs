@@ -1,10 +1,11 @@
 //! States that were tampered with: refused with a reason, and never a panic, then or later.
 
+use crate::support::CacheExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Entry, Floor, State},
+    cache::{CacheBackend, CacheError, Draft, Entry, State},
     model::Input,
 };
 
@@ -13,12 +14,12 @@ use crate::{
     life_model::Life,
     life_traps::kinds,
     simulator::Policy,
-    support::{seen, tokens},
+    support::{PlanKind, options, seen, tokens},
 };
 
 /// The same state without an entry, or with another in its place.
 fn with(state: &State, model: &Model, name: &str, entry: Option<Entry>) -> State {
-    let mut new = State::new(state.backend(), state.options(), &model.decoder.shape());
+    let mut new = State::new(state.backend(), options(state), &model.decoder.shape());
     for (other, entry) in state.entries().filter(|(other, _)| *other != name) {
         new.insert(other, entry.clone());
     }
@@ -99,7 +100,7 @@ fn forged(entry: &Entry) -> Vec<Entry> {
 
 /// Lives on for a while; what is refused is refused.
 fn live_on(model: &Model, cache: &mut dyn CacheBackend) {
-    let rows = cache.rows().max(1);
+    let rows = cache.lengths().len().max(1);
     for turn in 0..3u64 {
         let call: Vec<_> = (0..rows as u64).map(|row| tokens(turn + row, 2)).collect();
         let input = Input::from(call).more_follows(turn == 0);
@@ -109,12 +110,12 @@ fn live_on(model: &Model, cache: &mut dyn CacheBackend) {
         let _ = seen(cache, model.layers());
         for layer in 0..model.layers() {
             let kept = cache.cached(kv_direct::cache::LayerIndex::new(layer));
-            assert_eq!(kept.rows(), cache.rows());
+            assert_eq!(kept.sequences(), cache.lengths().len());
         }
     }
     let _ = cache.state();
     let ends: Vec<usize> = (0..rows)
-        .map(|row| cache.position(row).saturating_sub(3))
+        .map(|row| cache.length(row).saturating_sub(3))
         .collect();
     let _ = cache.truncate(&ends);
     let _ = cache.begin_draft();
@@ -236,14 +237,14 @@ fn a_state_without_its_rows_is_refused() {
 fn a_state_that_holds_rows_and_says_it_was_emptied_is_refused() {
     for model in [&models()[1], &models()[FIRST_SLIDING]] {
         for hot in [2, usize::MAX] {
-            let floor = Floor::Tokens;
+            let floor = PlanKind::Tokens;
             let life = alive(model, Kind::Residual { hot, floor });
             let state = life.held.get().state().expect("no draft");
             for value in [vec![1], vec![2], vec![], vec![0, 0]] {
                 let forged = with(
                     &state,
                     model,
-                    "emptied",
+                    "parked",
                     Some(Entry::Integers(value.clone())),
                 );
                 let mut cache = Held::new(model, life.kind);

@@ -1,11 +1,10 @@
 //! Places in the life of a cache where it is easy to go wrong, one by one.
 
+use crate::support::CacheExt as _;
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, Floor, FullKv, Group, LayerIndex, Pooling, Step, TokenBudget,
-        Tova, TovaConfig,
-    },
+    cache::{CacheBackend, CacheError, Draft, LayerIndex, Step},
     model::Input,
+    policy::{FullKv, Group, Pooling, TokenBudget, Tova, TovaConfig},
     session::{self, SessionError},
 };
 
@@ -13,7 +12,7 @@ use crate::{
     life_kinds::{FIRST_SLIDING, Held, Kind, Model, models},
     life_model::Life,
     simulator::{Amount, Policy},
-    support::{feed, seen, tokens},
+    support::{PlanKind, feed, seen, tokens},
 };
 
 /// Of every kind one that drops soon.
@@ -28,11 +27,11 @@ pub fn kinds() -> Vec<Kind> {
     };
     vec![
         Kind::Full,
-        residual(0, Floor::Tokens),
-        residual(4, Floor::Tokens),
-        residual(usize::MAX, Floor::Tokens),
-        residual(4, Floor::Residuals),
-        residual(usize::MAX, Floor::Residuals),
+        residual(0, PlanKind::Tokens),
+        residual(4, PlanKind::Tokens),
+        residual(usize::MAX, PlanKind::Tokens),
+        residual(4, PlanKind::Residuals),
+        residual(usize::MAX, PlanKind::Residuals),
         Kind::Policy(Policy::Window { size: 6 }),
         Kind::WindowShare(0.5),
         streaming(false),
@@ -100,7 +99,7 @@ fn everywhere_alive() -> impl Iterator<Item = Life> {
 /// Answers whether it goes on with the bits of `other`.
 #[track_caller]
 fn goes_on_alike(model: &Model, one: &mut dyn CacheBackend, other: &mut dyn CacheBackend) {
-    let rows = one.rows().max(1);
+    let rows = one.lengths().len().max(1);
     for turn in 0..4 {
         let call: Vec<_> = (0..rows as u64)
             .map(|row| tokens(70 + turn + row, 2))
@@ -186,7 +185,11 @@ fn a_draft_may_be_all_there_is() {
         forgotten.finish();
         let mut restored = life.fork();
         restored.end_draft(Draft::Discard);
-        assert_eq!(restored.held.get().rows(), 0, "any batch is welcome");
+        assert_eq!(
+            restored.held.get().lengths().len(),
+            0,
+            "any batch is welcome"
+        );
         restored.finish();
         life.truncate(&[13, 0]);
         life.feed(&[0, 4], false, 3);
@@ -281,7 +284,7 @@ fn a_prompt_whose_newest_query_was_taken_back_is_cut_by_the_next_one() {
     life.feed(&[9, 12], true, 1);
     life.truncate(&[7, 12]);
     let cache = life.held.get_mut();
-    let rows = |cache: &dyn CacheBackend| cache.cached(LayerIndex::new(0)).row(0)[0].len();
+    let rows = |cache: &dyn CacheBackend| cache.cached(LayerIndex::new(0)).sequence(0)[0].len();
     feed(&life.model.decoder, cache, vec![vec![], vec![1]]);
     assert_eq!(rows(cache), 7, "no query of it is known");
     feed(&life.model.decoder, cache, vec![vec![1], vec![1]]);
@@ -491,7 +494,7 @@ fn a_step_left_open_refuses_everything_but_a_state_and_clear() {
         let before = seen(life.held.get(), model.layers());
         let cache = life.held.get_mut();
         poisoned(cache.begin(&step));
-        poisoned(cache.truncate(3));
+        poisoned(cache.truncate_all(3));
         poisoned(cache.truncate(&[3, 2]));
         poisoned(cache.begin_draft());
         poisoned(cache.end_draft(Draft::Discard));
@@ -550,7 +553,7 @@ fn a_share_of_a_prompt_holds_when_chunks_come_in_a_draft() {
         let input = Input::from(&ids[range]).more_follows(more);
         model.decoder.forward(input, &mut one).expect("a good call");
     }
-    one.truncate(14).expect("within the draft");
+    one.truncate_all(14).expect("within the draft");
     one.end_draft(Draft::Accept).expect("one is open");
     feed(&model.decoder, &mut two, &ids[..14]);
     assert_eq!(seen(&one, 3), seen(&two, 3));

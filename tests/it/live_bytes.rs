@@ -1,8 +1,9 @@
 //! What a cache says it holds is what the process holds.
 
 use kv_direct::{
-    cache::{CacheBackend, FullKv},
+    cache::CacheBackend,
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
 };
 
 use crate::{

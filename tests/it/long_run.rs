@@ -1,12 +1,14 @@
 //! Long runs: memory stays flat, and results do not change.
 
+use crate::support::CacheExt as _;
 use std::fs;
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, Window},
+    cache::CacheBackend,
     generate::Generation,
     model::{Decoder, DecoderConfig},
+    policy::Window,
     session,
 };
 
@@ -71,7 +73,7 @@ fn long_runs_by_themselves() {
         flat("10,000 steps in a window", ids.len(), MIB / 16, |step| {
             last = feed(&decoder, &mut cache, &ids[step..=step]);
         });
-        assert_eq!((cache.position(0), cache.rows()), (10_000, 1));
+        assert_eq!((cache.length(0), cache.lengths().len()), (10_000, 1));
         ends.push(last);
         cache.clear();
     }

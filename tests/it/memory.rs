@@ -1,12 +1,13 @@
 //! Bytes: what a cache holds, by formula and by part.
 
 use kv_direct::{
-    cache::{CacheBackend, Floor, FullKv, Window},
+    cache::CacheBackend,
     exact::KV_BLOCK,
     model::DecoderConfig,
+    policy::{FullKv, Window},
 };
 
-use crate::support::{feed, probe, random, residual, tiny, tokens};
+use crate::support::{PlanKind, feed, random, residual, tiny, tokens};
 
 const LAYERS: usize = 3;
 const KV: usize = 2 * 16;
@@ -61,9 +62,8 @@ fn a_window_gives_back_what_a_long_prompt_needed() {
 #[test]
 fn a_residual_checkpoint_holds_its_hot_rows_and_four_bytes_a_token() {
     let decoder = tiny(2);
-    let probe = probe(&decoder);
     for hot in [0, 10, 40] {
-        let mut cache = residual(&decoder, hot, Floor::Tokens, &probe);
+        let mut cache = residual(&decoder, hot, PlanKind::Tokens);
         let mut total = 0;
         for calls in [7, 60, 1, 1, 31, 1] {
             feed(&decoder, &mut cache, &tokens(1, calls)[..]);
@@ -87,7 +87,7 @@ fn a_residual_checkpoint_holds_its_hot_rows_and_four_bytes_a_token() {
 fn the_scratch_of_a_replay_does_not_depend_on_the_number_of_layers() {
     let peaks = [3, 6].map(|layers| {
         let decoder = random(&DecoderConfig::new(97, 64, layers, 4, 2));
-        let mut cache = residual(&decoder, 10, Floor::Tokens, &probe(&decoder));
+        let mut cache = residual(&decoder, 10, PlanKind::Tokens);
         feed(&decoder, &mut cache, &tokens(1, 300)[..]);
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
@@ -103,8 +103,7 @@ fn the_scratch_of_a_replay_does_not_depend_on_the_number_of_layers() {
 #[test]
 fn residuals_hold_one_vector_a_token_and_layer() {
     let decoder = tiny(4);
-    let probe = probe(&decoder);
-    let mut cache = residual(&decoder, 10, Floor::Residuals, &probe);
+    let mut cache = residual(&decoder, 10, PlanKind::Residuals);
     for calls in [50, 1, 20] {
         feed(&decoder, &mut cache, &tokens(1, calls)[..]);
     }

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use burn::tensor::DType;
-use kv_direct::{cache::Plan, model::DecoderConfig};
+use kv_direct::{model::DecoderConfig, residual::Plan};
 
 /// Layers, residual stream, heads, KV heads, width of a head, feed-forward layer, window (every sixth layer
 /// shows all keys).

@@ -1,9 +1,11 @@
 //! Lossy policies against an uncached f64 forward that sees what their rules leave, by family, budget,
 //! cutting and batch row.
 
+use crate::support::CacheExt as _;
 use kv_direct::{
-    cache::{CacheBackend, CacheError, FullKv, Group, LayerIndex, Pooling},
+    cache::{CacheBackend, CacheError, LayerIndex},
     model::Input,
+    policy::{FullKv, Group, Pooling},
 };
 
 use crate::{
@@ -377,7 +379,7 @@ fn what_was_taken_back_before_a_cut_has_no_say_in_it() {
         call(&mut straight, 0, 6, true);
         call(&mut detour, 0, 6, true);
         call(&mut detour, 20, 25, true);
-        detour.truncate(6).expect("nothing was dropped");
+        detour.truncate_all(6).expect("nothing was dropped");
         for (from, to, more) in [
             (6, 8, true),
             (8, 15, false),
@@ -405,12 +407,12 @@ fn a_prompt_that_goes_on_cannot_be_taken_back_before_its_cut() {
     };
     call(&mut cache, 0, 10, true);
     let mut untouched = cache.fork();
-    let refused = cache.truncate(6).expect_err("more chunks follow");
+    let refused = cache.truncate_all(6).expect_err("more chunks follow");
     assert!(
         matches!(
             refused,
             CacheError::Irreversible {
-                row: 0,
+                sequence: 0,
                 to: 6,
                 oldest: 10
             }
@@ -424,7 +426,7 @@ fn a_prompt_that_goes_on_cannot_be_taken_back_before_its_cut() {
         cache.cached(LayerIndex::new(1)),
         untouched.cached(LayerIndex::new(1))
     );
-    cache.truncate(13).expect("what came after the prompt");
+    cache.truncate_all(13).expect("what came after the prompt");
 }
 
 #[test]

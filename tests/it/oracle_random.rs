@@ -1,8 +1,9 @@
 //! The oracle under random policies, cuttings, batches and truncations.
 
+use crate::support::CacheExt as _;
 use std::cell::Cell;
 
-use kv_direct::cache::{Group, Pooling};
+use kv_direct::policy::{Group, Pooling};
 use proptest::{
     prelude::*,
     sample::select,
@@ -169,7 +170,7 @@ fn what_is_taken_back_leaves_no_trace() {
             let longest = whole.tokens.iter().map(Vec::len).max().expect("a row");
             let to = 1 + (to * longest as f64) as usize;
             asked.set(asked.get() + 1);
-            if cache.truncate(to).is_err() {
+            if cache.truncate_all(to).is_err() {
                 return Ok(());
             }
             accepted.set(accepted.get() + 1);

@@ -1,8 +1,9 @@
 //! The paper's patching experiment: the residual stream is the whole state.
 
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Step},
+    cache::{CacheBackend, Step},
     model::Decoder,
+    policy::FullKv,
 };
 
 use crate::{

@@ -4,8 +4,10 @@ use std::num::NonZeroUsize;
 
 use burn::tensor::DType;
 use kv_direct::{
-    cache::{CacheError, ModelShape, Plan, Planner, Retain, Throughput},
+    cache::{CacheError, ModelShape},
     exact::conformance::KernelShapes,
+    planner::{Planner, Throughput},
+    residual::{Plan, Retain},
 };
 use proptest::{
     prelude::*,
@@ -19,7 +21,7 @@ fn shapes() -> Vec<ModelShape> {
     let shape = |heads, kv_heads, windows: &[usize]| {
         let kernels = KernelShapes::new(heads, kv_heads, 16);
         let mut shape = ModelShape::new(5, 64, DType::F32, kernels);
-        (shape.intermediate, shape.vocab) = (160, 97);
+        (shape.intermediate, shape.vocab) = (Some(160), Some(97));
         for &layer in windows {
             shape.windows[layer] = NonZeroUsize::new(100);
         }
@@ -74,9 +76,9 @@ fn seconds(
 ) -> Option<f64> {
     let priced = |hot: usize| planner.cost(&plan.clone().with_hot(hot));
     let hots: Vec<usize> = (0..context).collect();
-    let fitting = hots.partition_point(|&hot| priced(hot).peak() <= budget);
+    let fitting = hots.partition_point(|&hot| priced(hot).expect("a cost").peak() <= budget);
     let hot = fitting.checked_sub(1)?;
-    Some(priced(hot).seconds(speeds))
+    Some(priced(hot).expect("a cost").seconds(speeds))
 }
 
 fn rate() -> impl Strategy<Value = f64> {
@@ -89,7 +91,7 @@ fn rates() -> impl Strategy<Value = String> {
         let rates = (rate(), rate(), rate());
         rates.prop_map(move |(projection, block, attention)| {
             format!(
-                "; {rows} rows: projection {projection:e}, block {block:e}, attention {attention:e}"
+                "; {rows} tokens: projection {projection:e}, block {block:e}, attention {attention:e}"
             )
         })
     };
@@ -119,25 +121,27 @@ fn check(
 
 fn most(shape: &ModelShape, planner: &Planner<'_>) -> usize {
     let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
-    planner.cost(&all).peak()
+    planner.cost(&all).expect("a cost").peak()
 }
 
 #[test]
 fn no_plan_within_the_budget_is_faster() {
     check(128, |shape, speeds, context, share| {
         // A call of one token: then a budget has to hold what a step is priced at, and no more.
-        let planner = Planner::new(shape, speeds, context).with_calls(1);
+        let planner = Planner::new(shape, speeds, context)
+            .expect("sizes are known")
+            .with_steps_of(1);
         let smallest = planner.smallest();
         let room = most(shape, &planner).saturating_sub(smallest);
         let budget = smallest + (room as f64 * share) as usize;
         let plan = planner.plan(budget).expect("no less than the smallest");
-        let price = planner.cost(&plan);
+        let price = planner.cost(&plan).expect("a cost");
         prop_assert!(price.peak() <= budget);
         let found = price.seconds(speeds);
         for other in every_plan(shape) {
             for chunk in &speeds.chunks {
-                let other = other.clone().with_chunk(chunk.rows);
-                let least = planner.cost(&other).peak();
+                let other = other.clone().with_chunk(chunk.tokens);
+                let least = planner.cost(&other).expect("a cost").peak();
                 prop_assert!(
                     least >= smallest,
                     "{other} fits {least} bytes, the smallest is {smallest}"
@@ -150,7 +154,7 @@ fn no_plan_within_the_budget_is_faster() {
                     "{plan}, {} hot rows of {context}, chunks of {}: {found} s; {other}, chunks of {}: {time} s",
                     plan.hot(),
                     plan.chunk(),
-                    chunk.rows,
+                    chunk.tokens,
                 );
             }
         }
@@ -163,15 +167,16 @@ fn a_larger_budget_is_never_slower() {
     check(32, |shape, speeds, context, share| {
         let call = (context as f64 * share) as usize;
         let planner = Planner::new(shape, speeds, context)
-            .with_rows(2)
-            .with_calls(call);
+            .expect("sizes are known")
+            .with_sequences(2)
+            .with_steps_of(call);
         let smallest = planner.smallest();
         let room = most(shape, &planner).saturating_sub(smallest);
         let mut last = f64::INFINITY;
         for step in 0..=40 {
             let budget = smallest + room * step / 36;
             let plan = planner.plan(budget).expect("no less than the smallest");
-            let time = planner.cost(&plan).seconds(speeds);
+            let time = planner.cost(&plan).expect("a cost").seconds(speeds);
             prop_assert!(
                 time <= last,
                 "{budget} bytes: {plan} takes {time} s, one with less {last} s"
@@ -185,8 +190,9 @@ fn a_larger_budget_is_never_slower() {
 #[test]
 fn a_budget_that_is_too_small_is_refused_with_the_smallest_that_works() {
     check(64, |shape, speeds, context, share| {
-        let planner =
-            Planner::new(shape, speeds, context).with_calls((context as f64 * share) as usize);
+        let planner = Planner::new(shape, speeds, context)
+            .expect("sizes are known")
+            .with_steps_of((context as f64 * share) as usize);
         let smallest = planner.smallest();
         prop_assert!(planner.plan(smallest).is_ok());
         for budget in [0, smallest / 2, smallest - 1] {
@@ -210,11 +216,14 @@ fn residuals_of_every_layer_are_found_where_they_are_smaller() {
     let (speeds, shapes) = (speeds(), shapes());
     let shape = &shapes[1];
     assert_eq!(shape.hidden, shape.kv_width());
-    let planner = Planner::new(shape, &speeds, 8_000);
+    let planner = Planner::new(shape, &speeds, 8_000).expect("sizes are known");
     let residuals = Plan::residuals(shape);
     let per_token = residuals.bytes_per_old_token(shape);
     assert_eq!(2 * per_token, shape.keys_values_per_old_token());
-    let budget = planner.cost(&residuals.with_chunk(16)).peak();
+    let budget = planner
+        .cost(&residuals.with_chunk(16))
+        .expect("a cost")
+        .peak();
     let plan = planner.plan(budget).expect("residuals fit");
     let replayed = (1..5).filter(|&layer| plan.retain(layer) == Retain::Nothing);
     assert_eq!(replayed.count(), 0, "{plan}");

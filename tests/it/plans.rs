@@ -1,14 +1,13 @@
 //! Any plan gives the bits of `FullKv`, and holds what it says.
 
+use crate::support::CacheExt as _;
 use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, FullKv, Plan, ResidualCheckpoint, ResidualConfig, ResumeProgress,
-        Retain, State,
-    },
-    exact::conformance::Conformance,
+    cache::{CacheBackend, CacheError, State},
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig, ResumeProgress, Retain},
 };
 use proptest::{
     prelude::*,
@@ -17,11 +16,11 @@ use proptest::{
 
 use crate::{
     families::{config, gemma, qwen2, qwen3},
-    support::{feed, probe, random, tokens},
+    support::{feed, options, random, tokens},
 };
 
 /// Five layers of every family; Gemma's with a window first and one in the middle.
-pub fn decoders() -> Vec<(Decoder, Conformance)> {
+pub fn decoders() -> Vec<Decoder> {
     let mut all = vec![config(4, 2), config(4, 4), qwen2(), qwen3(), gemma()];
     for config in &mut all {
         let layer = config.layers[0].clone();
@@ -34,15 +33,10 @@ pub fn decoders() -> Vec<(Decoder, Conformance)> {
     for layer in [1, 3, 4] {
         gemma.layers[layer] = full.clone();
     }
-    let with_probe = |config| {
-        let decoder = random(&config);
-        let probe = probe(&decoder);
-        (decoder, probe)
-    };
-    all.into_iter().map(with_probe).collect()
+    all.iter().map(random).collect()
 }
 
-pub fn old() -> impl Strategy<Value = Old> {
+pub fn old() -> impl Strategy<Value = Retain> {
     prop_oneof![
         Just(Retain::KeysValues),
         Just(Retain::Residual),
@@ -71,11 +65,10 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn cache(decoder: &Decoder, plan: &Plan, hot: usize, probe: &Conformance) -> ResidualCheckpoint {
-    let config = ResidualConfig::planned(plan.clone().with_hot(hot))
-        .even_if_larger()
-        .with_conformance(probe.clone());
-    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("the probe passed")
+fn cache(decoder: &Decoder, plan: &Plan, hot: usize) -> ResidualCheckpoint {
+    let config = ResidualConfig::new(plan.clone().with_hot(hot)).even_if_larger();
+    ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config)
+        .expect("the probe passed")
 }
 
 #[test]
@@ -94,7 +87,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
         ..Config::default()
     });
     let result = runner.run(&strategy, |(model, mut layers, hot, acts, seed)| {
-        let (decoder, probe) = &decoders[model];
+        let decoder = &decoders[model];
         let shape = decoder.shape();
         for (old, window) in layers.iter_mut().zip(&shape.windows) {
             if window.is_some() && *old == Retain::KeysValues {
@@ -102,7 +95,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
             }
         }
         let plan = Plan::new(&shape, layers).expect("a plan for these layers");
-        let mut found = cache(decoder, &plan, hot, probe);
+        let mut found = cache(decoder, &plan, hot);
         let mut text: Vec<u32> = Vec::new();
         for (index, act) in acts.into_iter().enumerate() {
             match act {
@@ -120,7 +113,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
                 Act::Truncate(share) => {
                     text.truncate((text.len() as f64 * share) as usize);
                     found
-                        .truncate(text.len())
+                        .truncate_all(text.len())
                         .expect("every length can be reached");
                 }
                 Act::Park => {
@@ -143,7 +136,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
                 }
                 Act::Reload => {
                     let state = found.state().expect("no draft, no step");
-                    found = cache(decoder, &plan, hot, probe);
+                    found = cache(decoder, &plan, hot);
                     found.set_state(&state).expect("its own state");
                 }
             }
@@ -165,13 +158,13 @@ fn any_plan_gives_the_bits_of_full_kv() {
 
 #[test]
 fn a_state_without_the_rows_a_plan_keeps_is_refused() {
-    let (decoder, probe) = decoders().swap_remove(0);
+    let decoder = decoders().swap_remove(0);
     let shape = decoder.shape();
     let plan = Plan::keep_top(&shape, 2).expect("five layers");
-    let mut cache = cache(&decoder, &plan, 3, &probe);
+    let mut cache = cache(&decoder, &plan, 3);
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
     let whole = cache.state().expect("no draft, no step");
-    let mut state = State::new(whole.backend(), whole.options(), &shape);
+    let mut state = State::new(whole.backend(), options(&whole), &shape);
     for (name, entry) in whole.entries() {
         if !name.starts_with("layer.4.") {
             state.insert(name, entry.clone());
@@ -182,13 +175,13 @@ fn a_state_without_the_rows_a_plan_keeps_is_refused() {
         matches!(&refused, Err(CacheError::State { entry, .. }) if entry == "layer.4.slots"),
         "{refused:?}"
     );
-    assert_eq!(cache.position(0), 20);
+    assert_eq!(cache.length(0), 20);
 }
 
 /// What a token costs that is no longer hot is what the plan says, to the byte.
 #[test]
 fn an_old_token_costs_what_the_plan_says() {
-    let (decoder, probe) = decoders().swap_remove(1);
+    let decoder = decoders().swap_remove(1);
     let shape = decoder.shape();
     let mixed = [
         Retain::KeysValues,
@@ -205,7 +198,7 @@ fn an_old_token_costs_what_the_plan_says() {
         Plan::new(&shape, mixed.to_vec()).expect("five layers"),
     ] {
         let held = [100, 300].map(|length| {
-            let mut cache = cache(&decoder, &plan, 10, &probe);
+            let mut cache = cache(&decoder, &plan, 10);
             feed(&decoder, &mut cache, &tokens(1, length)[..]);
             let memory = cache.memory();
             memory.keys_values + memory.residuals + memory.tokens
@@ -220,8 +213,8 @@ fn a_plan_of_residuals_that_saves_nothing_is_refused_by_both_figures() {
     let decoder = random(&DecoderConfig::new(97, 64, 3, 4, 2));
     let shape = decoder.shape();
     let residual_first = Plan::residual_at(&shape, 2).expect("three layers");
-    let config = |plan: Plan| ResidualConfig::planned(plan.with_hot(4));
-    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config(residual_first));
+    let config = |plan: Plan| ResidualConfig::new(plan.with_hot(4));
+    let refused = ResidualCheckpoint::new(&shape, decoder.conformance(), config(residual_first));
     // Two layers of keys and values and a residual that is as wide as those of the third.
     let bytes = 3 * 2 * 32 * 4;
     assert!(
@@ -232,7 +225,7 @@ fn a_plan_of_residuals_that_saves_nothing_is_refused_by_both_figures() {
         "{refused:?}"
     );
     let other = Plan::tokens(&random(&DecoderConfig::new(97, 64, 2, 4, 2)).shape());
-    let refused = ResidualCheckpoint::new(&shape, decoder.device(), config(other));
+    let refused = ResidualCheckpoint::new(&shape, decoder.conformance(), config(other));
     assert!(
         matches!(
             refused,

@@ -1,13 +1,14 @@
 //! Lossy policies against their originals: kept positions, logits, keys and values step by step.
 
+use crate::support::CacheExt as _;
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, Group, H2o, H2oConfig, Indexing, LayerIndex, ModelShape,
-        Observed, Pooling, SnapKv, SnapKvConfig, Step, StreamingLlm, StreamingLlmConfig,
-        TokenBudget, TokenIds, Tova, TovaConfig,
-    },
+    cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Observed, Step, TokenIds},
     model::Input,
+    policy::{
+        Group, H2o, H2oConfig, Indexing, Pooling, SnapKv, SnapKvConfig, StreamingLlm,
+        StreamingLlmConfig, TokenBudget, Tova, TovaConfig,
+    },
 };
 
 use crate::{
@@ -103,10 +104,10 @@ fn a_prompt_taken_back_in_part_is_over_and_what_comes_next_is_kept() {
     let decoder = tiny(2);
     let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
     feed(&decoder, &mut cache, &tokens(1, 6)[..]);
-    cache.truncate(4).expect("nothing was dropped");
+    cache.truncate_all(4).expect("nothing was dropped");
     feed(&decoder, &mut cache, &tokens(2, 20)[..]);
     let kept = cache.cached(LayerIndex::new(0));
-    assert_eq!(kept.row(0), [(0..24).collect::<Vec<_>>()]);
+    assert_eq!(kept.sequence(0), [(0..24).collect::<Vec<_>>()]);
 }
 
 #[test]
@@ -115,12 +116,12 @@ fn a_prompt_of_which_more_follows_cannot_be_taken_back_where_its_last_queries_ch
     let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
     let open = Input::from(TokenIds::from(&tokens(1, 6)[..])).more_follows(true);
     decoder.forward(open, &mut cache).expect("a good call");
-    let refused = cache.truncate(5);
+    let refused = cache.truncate_all(5);
     assert!(
         matches!(
             refused,
             Err(CacheError::Irreversible {
-                row: 0,
+                sequence: 0,
                 to: 5,
                 oldest: 6
             })
@@ -128,7 +129,7 @@ fn a_prompt_of_which_more_follows_cannot_be_taken_back_where_its_last_queries_ch
         "{refused:?}"
     );
     cache
-        .truncate(6)
+        .truncate_all(6)
         .expect("the end is where the prompt stands");
 }
 
@@ -137,10 +138,10 @@ fn a_row_that_brings_nothing_after_its_prompt_is_not_cut_again() {
     let decoder = tiny(2);
     let mut cache = SnapKv::new(&decoder.shape(), SnapKvConfig::new(8, 4)).expect("fits");
     feed(&decoder, &mut cache, vec![tokens(1, 15), tokens(2, 1)]);
-    let cut = cache.cached(LayerIndex::new(0)).row(0).to_vec();
+    let cut = cache.cached(LayerIndex::new(0)).sequence(0).to_vec();
     assert_eq!(cut[0].len(), 8);
     feed(&decoder, &mut cache, vec![vec![], tokens(2, 13)]);
-    assert_eq!(cache.cached(LayerIndex::new(0)).row(0), cut);
+    assert_eq!(cache.cached(LayerIndex::new(0)).sequence(0), cut);
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn a_window_wider_than_any_prompt_protects_all_of_it() {
     let mut cache = SnapKv::new(&decoder.shape(), config).expect("fits");
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
     assert_eq!(
-        cache.cached(LayerIndex::new(0)).row(0),
+        cache.cached(LayerIndex::new(0)).sequence(0),
         [(0..20).collect::<Vec<_>>()]
     );
 }

@@ -4,8 +4,9 @@ use std::convert::Infallible;
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{FullKv, TokenIds},
+    cache::TokenIds,
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
 };
 
 use crate::reference::Weights;
@@ -57,7 +58,7 @@ pub fn tokens(seed: u64, count: usize) -> Vec<u32> {
 /// Logits of each batch row, its pads left out, fed through one `FullKv` in these calls.
 pub fn fed(decoder: &Decoder, calls: &[TokenIds]) -> Vec<Vec<f32>> {
     let mut cache = FullKv::new(&decoder.shape());
-    let mut rows = vec![Vec::new(); calls[0].rows()];
+    let mut rows = vec![Vec::new(); calls[0].sequences()];
     for call in calls {
         let logits = decoder.forward(call.clone(), &mut cache);
         let logits = logits.expect("the step is accepted");

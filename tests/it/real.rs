@@ -1,22 +1,23 @@
 //! SmolLM2-135M-Instruct and Gemma 3 270M, where the variable `KV_DIRECT_MODELS` names a folder of
 //! models.
 
+use crate::support::CacheExt as _;
 use std::{env, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{
-        CacheBackend, Floor, FullKv, Planner, ResidualCheckpoint, ResidualConfig, Throughput,
-        Window,
-    },
+    cache::CacheBackend,
     generate::Generation,
+    planner::{Planner, Throughput},
+    policy::{FullKv, Window},
     pretrained::{Pretrained, load},
+    residual::{ResidualCheckpoint, ResidualConfig},
 };
 use serde::Deserialize;
 
 use crate::{
     patching::{last_kl, patch},
-    support::{feed, probe, residual},
+    support::{PlanKind, feed, residual},
 };
 
 #[derive(Deserialize)]
@@ -101,7 +102,6 @@ fn real_logits_keep_their_bits_when_old_rows_are_rebuilt() {
         return;
     };
     let decoder = &model.decoder;
-    let probe = probe(decoder);
     let ids: Vec<u32> = cases(SMOLLM2)
         .into_iter()
         .max_by_key(|case| case.prompt_ids.len())
@@ -109,9 +109,9 @@ fn real_logits_keep_their_bits_when_old_rows_are_rebuilt() {
         .prompt_ids;
     let mut full = FullKv::new(&decoder.shape());
     let mut caches = [
-        residual(decoder, 32, Floor::Tokens, &probe),
-        residual(decoder, 0, Floor::Tokens, &probe),
-        residual(decoder, 64, Floor::Residuals, &probe),
+        residual(decoder, 32, PlanKind::Tokens),
+        residual(decoder, 0, PlanKind::Tokens),
+        residual(decoder, 64, PlanKind::Residuals),
     ];
     let mut at = 0;
     for count in [100, 1, 1, 37, 2, 1] {
@@ -157,21 +157,22 @@ fn assert_budgets(model: &str, test: &str) {
         return;
     };
     let decoder = &loaded.decoder;
-    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let shape = decoder.shape();
     let speeds = "read 9e9; 16 tokens: projection 5e10, block 5e10, attention 2e10; \
                   128 tokens: projection 6e10, block 6e10, attention 3e10";
     let speeds: Throughput = speeds.parse().expect("speeds");
-    let planner = Planner::new(&shape, &speeds, 700).with_calls(300);
+    let planner = Planner::new(&shape, &speeds, 700)
+        .expect("sizes are known")
+        .with_steps_of(300);
     let (smallest, everything) = (planner.smallest(), planner.everything());
     for share in [0, 40, 80] {
         let budget = smallest + (everything - smallest) * share / 100;
         let plan = planner
             .plan(budget)
             .expect("it is not smaller than the smallest");
-        let config = ResidualConfig::planned(plan.clone())
-            .with_budget(budget)
-            .with_conformance(probe.clone());
-        let mut ours = ResidualCheckpoint::new(&shape, decoder.device(), config).expect("a plan");
+        let config = ResidualConfig::new(plan.clone()).with_byte_budget(budget);
+        let mut ours =
+            ResidualCheckpoint::new(&shape, decoder.conformance(), config).expect("a plan");
         let mut full = FullKv::new(&shape);
         let ids: Vec<u32> = (0..700).map(|i| i * 97 % 40_000).collect();
         let (prompt, rest) = ids.split_at(697);
@@ -180,7 +181,7 @@ fn assert_budgets(model: &str, test: &str) {
                 feed(decoder, &mut ours, call),
                 feed(decoder, &mut full, call),
             ];
-            assert!(found == expected, "{plan} at {} tokens", full.position(0));
+            assert!(found == expected, "{plan} at {} tokens", full.length(0));
             let memory = ours.memory();
             assert!(
                 memory.total() + memory.scratch_peak <= budget,

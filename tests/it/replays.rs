@@ -1,5 +1,6 @@
 //! How many replays there are: one a call, and none where the budget still has room.
 
+use crate::support::CacheExt as _;
 use std::{
     num::NonZeroUsize,
     sync::{
@@ -10,16 +11,15 @@ use std::{
 
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, FullKv, KeysValues, LayerIndex, Plan, Projection, Replay,
-        ResidualCheckpoint, ResidualConfig, Span, TokenIds,
-    },
+    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Projection, Replay, Span, TokenIds},
     forward_backend,
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
     positions::Positions,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
-use crate::support::{feed, probe, random, tokens};
+use crate::support::{feed, random, tokens};
 
 /// A block that counts the rows it takes through.
 struct Counted<'a> {
@@ -69,8 +69,8 @@ struct Counting {
 
 impl Counting {
     fn new(decoder: &Decoder, config: ResidualConfig) -> Self {
-        let config = config.with_conformance(probe(decoder));
-        let cache = ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config);
+        let config = config;
+        let cache = ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), config);
         Self {
             inner: cache.expect("a plan"),
             rows: Arc::default(),
@@ -93,7 +93,7 @@ impl CacheBackend for Counting {
         self.inner.keys_values(layer, span)
     }
 
-    forward_backend!(self => self.inner; begin wants observe commit questions life clear fork);
+    forward_backend!(self => self.inner; begin wants observe commit queries lifecycle clear fork);
 }
 
 #[test]
@@ -101,13 +101,13 @@ fn the_tokens_of_a_call_share_one_replay_and_the_last_layer_only_projects() {
     let decoder = random(&DecoderConfig::new(97, 64, 4, 4, 2));
     let plan = Plan::tokens(&decoder.shape()).with_hot(5).with_chunk(8);
     for call in [1, 3, 30] {
-        let mut cache = Counting::new(&decoder, ResidualConfig::planned(plan.clone()));
+        let mut cache = Counting::new(&decoder, ResidualConfig::new(plan.clone()));
         feed(&decoder, &mut cache, &tokens(1, 69)[..]);
         assert_eq!(cache.replayed(), 0, "nothing was old");
         feed(&decoder, &mut cache, &tokens(2, call)[..]);
         // 64 old rows through three of four layers, however many tokens come.
         assert_eq!(cache.replayed(), 3 * 64, "a call of {call}");
-        cache.truncate(69).expect("the last call");
+        cache.truncate_all(69).expect("the last call");
         feed(&decoder, &mut cache, &tokens(2, 1)[..]);
         // Hot rows that were let go of with those that came are rebuilt once.
         let missing = 64 + call.min(5);
@@ -116,7 +116,7 @@ fn the_tokens_of_a_call_share_one_replay_and_the_last_layer_only_projects() {
         assert_eq!(cache.replayed(), 3 * 72);
     }
     let kept = Plan::keep_top(&decoder.shape(), 2).expect("four layers");
-    let mut cache = Counting::new(&decoder, ResidualConfig::planned(kept.with_chunk(8)));
+    let mut cache = Counting::new(&decoder, ResidualConfig::new(kept.with_chunk(8)));
     feed(&decoder, &mut cache, &tokens(1, 64)[..]);
     feed(&decoder, &mut cache, &tokens(1, 1)[..]);
     assert_eq!(
@@ -138,15 +138,16 @@ fn what_a_budget_leaves_free_saves_replays() {
         let decoder = random(&config);
         let shape = decoder.shape();
         let plan = Plan::tokens(&shape).with_hot(16).with_chunk(8);
-        let budget = plan.cost(&shape, 1500).peak() + shape.keys_values_per_old_token() * 500;
-        let config = ResidualConfig::planned(plan).with_budget(budget);
+        let budget = plan.cost(&shape, 1500).expect("a cost").peak()
+            + shape.keys_values_per_old_token() * 500;
+        let config = ResidualConfig::new(plan).with_byte_budget(budget);
         let mut cache = Counting::new(&decoder, config);
         let mut full = FullKv::new(&shape);
         let mut text = Vec::new();
         let mut replayed = Vec::new();
         let step = |cache: &mut Counting, full: &mut FullKv, call: &[u32]| {
             let [found, expected] = [feed(&decoder, cache, call), feed(&decoder, full, call)];
-            assert!(found == expected, "{} tokens", full.position(0));
+            assert!(found == expected, "{} tokens", full.length(0));
             let memory = cache.memory();
             assert!(
                 memory.total() + memory.scratch_peak <= budget,
@@ -166,8 +167,8 @@ fn what_a_budget_leaves_free_saves_replays() {
         );
         assert!(replayed.is_sorted(), "{replayed:?}");
 
-        cache.truncate(90).expect("every length can be reached");
-        full.truncate(90)
+        cache.truncate_all(90).expect("every length can be reached");
+        full.truncate_all(90)
             .or_else(|_| {
                 full.clear();
                 decoder.forward(&text[..90], &mut full).map(drop)

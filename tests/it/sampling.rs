@@ -1,9 +1,11 @@
 //! Sampling, on logits small enough to reckon by hand; and how a generation ends.
 
+use crate::support::CacheExt as _;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Window},
+    cache::CacheBackend,
     generate::{FinishReason, GenerateError, Generation, Sampler, Sampling, SamplingError, argmax},
     model::Decoder,
+    policy::{FullKv, Window},
 };
 use proptest::prelude::*;
 
@@ -328,7 +330,7 @@ fn no_tokens_asked_for_feeds_nothing() {
     let mut generation = generation.with_max_new(0);
     assert!(generation.next().is_none());
     assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
-    assert_eq!(cache.position(0), 0);
+    assert_eq!(cache.length(0), 0);
 }
 
 #[test]
@@ -347,7 +349,7 @@ fn the_reason_of_an_end_is_told_and_the_last_id_is_not_fed() {
     }
     assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
     assert!(generation.next().is_none());
-    assert_eq!(cache.position(0), 2 + 5);
+    assert_eq!(cache.length(0), 2 + 5);
 
     // The same run again, ended by its last id: that is the reason even where no more was asked for.
     assert!(!ids[..5].contains(&ids[5]), "{ids:?}");
@@ -391,12 +393,12 @@ fn ids_that_the_cache_held_count_as_seen() {
         .expect("a prompt")
         .with_sampling(penalty.clone());
     let expected = whole.next().expect("one").expect("finite");
-    cache.truncate(39).expect("back");
+    cache.truncate_all(39).expect("back");
     let mut next = |history: &[u32]| {
         let generation = Generation::new(&decoder, &mut cache, &prompt[39..]);
         let generation = generation.expect("a prompt").with_history(history);
         let id = generation.with_sampling(penalty.clone()).next();
-        cache.truncate(39).expect("back");
+        cache.truncate_all(39).expect("back");
         id.expect("one").expect("finite")
     };
     assert_eq!(next(&prompt[..39]), expected);

@@ -1,15 +1,18 @@
 //! The life of a cache: truncate, clear, fork, two caches on one model.
 
+use crate::support::CacheExt as _;
 use std::{num::NonZeroUsize, ops::ControlFlow};
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, ResumeProgress},
+    cache::{CacheBackend, CacheError, LayerIndex},
     model::DecoderConfig,
+    policy::FullKv,
+    residual::ResumeProgress,
 };
 
 use crate::{
     allocator::measure,
-    support::{backends, feed, probe, random, residual, seen, tiny, tokens},
+    support::{PlanKind, backends, feed, random, residual, seen, tiny, tokens},
 };
 
 #[test]
@@ -23,7 +26,7 @@ fn the_last_call_of_a_lossless_backend_can_be_undone() {
         feed(&decoder, &mut cache, &ids[..20]);
         let before = seen(&cache, 3);
         feed(&decoder, &mut cache, &tokens(77, 13)[..]);
-        cache.truncate(20).expect("every length can be reached");
+        cache.truncate_all(20).expect("every length can be reached");
         assert_eq!(before.0, seen(&cache, 3).0, "{name}");
         assert_eq!(before.1, seen(&cache, 3).1, "{name}");
         let mut straight = cache.fork();
@@ -41,14 +44,13 @@ fn the_last_call_of_a_lossless_backend_can_be_undone() {
 #[test]
 fn undoing_a_call_costs_what_the_call_was() {
     let decoder = tiny(2);
-    let probe = probe(&decoder);
-    let parked = || residual(&decoder, usize::MAX, Floor::Tokens, &probe);
+    let parked = || residual(&decoder, usize::MAX, PlanKind::Tokens);
     for length in [30, 1_100, 2_000] {
         let full: Box<dyn CacheBackend> = Box::new(FullKv::new(&decoder.shape()));
         for mut cache in [full, Box::new(parked())] {
             feed(&decoder, &mut cache, &tokens(1, length)[..]);
             feed(&decoder, &mut cache, &tokens(2, 5)[..]);
-            let (done, peak, _) = measure(|| cache.truncate(length));
+            let (done, peak, _) = measure(|| cache.truncate_all(length));
             done.expect("the last call");
             assert!(
                 peak < 4 << 10,
@@ -65,15 +67,14 @@ fn a_resume_gives_back_what_was_parked_or_leaves_it() {
     let mut windowed = DecoderConfig::new(97, 64, 3, 4, 2);
     windowed.layers[1].window = NonZeroUsize::new(7);
     for decoder in [tiny(2), random(&windowed)] {
-        let probe = probe(&decoder);
         for (floor, hot) in [
-            (Floor::Tokens, 0),
-            (Floor::Tokens, 5),
-            (Floor::Tokens, usize::MAX),
-            (Floor::Residuals, 5),
-            (Floor::Residuals, usize::MAX),
+            (PlanKind::Tokens, 0),
+            (PlanKind::Tokens, 5),
+            (PlanKind::Tokens, usize::MAX),
+            (PlanKind::Residuals, 5),
+            (PlanKind::Residuals, usize::MAX),
         ] {
-            let mut cache = residual(&decoder, hot, floor, &probe);
+            let mut cache = residual(&decoder, hot, floor);
             feed(
                 &decoder,
                 &mut cache,
@@ -153,7 +154,7 @@ fn the_last_call_of_a_batch_can_be_undone_row_by_row() {
             "{refused:?}"
         );
         cache.truncate(&[9, 3, 0]).expect("the last call");
-        assert_eq!(seen(&cache, 3).0, [9, 3, 0, 0], "{name}");
+        assert_eq!(seen(&cache, 3).0, [9, 3, 0], "{name}");
         let next = rows(9, [2, 1, 3]);
         let expected = feed(&decoder, &mut straight, next.clone());
         assert!(feed(&decoder, &mut cache, next) == expected, "{name}");
@@ -170,7 +171,7 @@ fn any_length_of_a_residual_checkpoint_can_be_reached() {
     {
         feed(&decoder, &mut cache, &ids[..]);
         for to in [99, 70, 64, 3] {
-            cache.truncate(to).expect("every length can be reached");
+            cache.truncate_all(to).expect("every length can be reached");
             let mut straight = cache.fork();
             straight.clear();
             feed(&decoder, &mut straight, &ids[..to]);
@@ -188,13 +189,12 @@ fn any_length_of_a_residual_checkpoint_can_be_reached() {
 #[test]
 fn what_a_truncation_within_the_exact_rows_leaves_goes_on_in_the_same_order() {
     let decoder = tiny(2);
-    let probe = probe(&decoder);
     let calls = [&[1, 2, 3, 4, 5][..], &[11], &[12], &[13, 14, 15], &[16]];
-    for floor in [Floor::Tokens, Floor::Residuals] {
+    for floor in [PlanKind::Tokens, PlanKind::Residuals] {
         for hot in [3, 4, 6] {
             for to in 1..5 {
                 let mut full = FullKv::new(&decoder.shape());
-                let mut cache = residual(&decoder, hot, floor, &probe);
+                let mut cache = residual(&decoder, hot, floor);
                 for (index, call) in calls.into_iter().enumerate() {
                     let expected = feed(&decoder, &mut full, call);
                     let found = feed(&decoder, &mut cache, call);
@@ -203,8 +203,8 @@ fn what_a_truncation_within_the_exact_rows_leaves_goes_on_in_the_same_order() {
                         "{floor:?}, {hot} rows, to {to}, call {index}"
                     );
                     if index == 0 {
-                        full.truncate(to).expect("a prefix");
-                        cache.truncate(to).expect("a prefix");
+                        full.truncate_all(to).expect("a prefix");
+                        cache.truncate_all(to).expect("a prefix");
                     }
                 }
             }
@@ -220,15 +220,15 @@ fn a_window_refuses_to_go_back_to_where_it_dropped_rows() {
         .filter(|(name, _)| *name == "Window")
     {
         feed(&decoder, &mut cache, &tokens(1, 5)[..]);
-        cache.truncate(3).expect("nothing was dropped");
+        cache.truncate_all(3).expect("nothing was dropped");
         feed(&decoder, &mut cache, &tokens(1, 9)[..]);
         let before = seen(&cache, 3);
-        let refused = cache.truncate(8);
+        let refused = cache.truncate_all(8);
         assert!(
             matches!(
                 refused,
                 Err(CacheError::Irreversible {
-                    row: 0,
+                    sequence: 0,
                     to: 8,
                     oldest: 12
                 })
@@ -236,9 +236,9 @@ fn a_window_refuses_to_go_back_to_where_it_dropped_rows() {
             "{refused:?}"
         );
         assert_eq!(seen(&cache, 3), before);
-        cache.truncate(12).expect("the end is where it stands");
-        cache.truncate(0).expect("as good as clear");
-        assert_eq!(cache.position(0), 0);
+        cache.truncate_all(12).expect("the end is where it stands");
+        cache.truncate_all(0).expect("as good as clear");
+        assert_eq!(cache.length(0), 0);
     }
 }
 
@@ -254,7 +254,7 @@ fn clear_and_truncate_to_nothing_are_as_new() {
                 cache.clear();
             } else {
                 cache
-                    .truncate(0)
+                    .truncate_all(0)
                     .expect("any backend can forget everything");
             }
             assert_eq!(cache.memory().total(), 0, "{name}");
@@ -308,9 +308,9 @@ fn what_a_cache_keeps_is_what_its_policy_says() {
         feed(&decoder, &mut cache, &tokens(3, 2)[..]);
         let kept = cache.cached(LayerIndex::new(2));
         let from = if name == "Window" { 6 } else { 0 };
-        assert_eq!(kept.row(0), [(from..12).collect::<Vec<_>>()], "{name}");
+        assert_eq!(kept.sequence(0), [(from..12).collect::<Vec<_>>()], "{name}");
         assert_eq!(
-            cache.cached(LayerIndex::new(3)).rows(),
+            cache.cached(LayerIndex::new(3)).sequences(),
             0,
             "there is no layer 3"
         );

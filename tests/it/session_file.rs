@@ -1,17 +1,20 @@
 //! Session files: every backend goes on from one, and whatever is wrong with a file is said.
 
+use crate::support::CacheExt as _;
 use std::{collections::HashMap, fs, path::PathBuf};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Entry, Floor, FullKv, TokenIds, Window},
+    cache::{CacheBackend, CacheError, Draft, Entry, TokenIds},
+    fingerprint::Fingerprint,
     model::{Decoder, DecoderConfig},
-    session::{self, Fingerprint, SessionError},
+    policy::{FullKv, Window},
+    session::{self, SessionError},
 };
 use safetensors::{SafeTensors, serialize};
 
 use crate::{
-    support::{feed, probe, random, residual, seen, tiny, tokens},
+    support::{PlanKind, feed, random, residual, seen, tiny, tokens},
     zoo::zoo,
 };
 
@@ -78,7 +81,7 @@ fn a_parked_session_is_a_file_of_ids() {
     let (_folder, path) = file();
     let decoder = tiny(2);
     let model = decoder.fingerprint();
-    let mut cache = residual(&decoder, usize::MAX, Floor::Tokens, &probe(&decoder));
+    let mut cache = residual(&decoder, usize::MAX, PlanKind::Tokens);
     feed(&decoder, &mut cache, &tokens(1, 2_000)[..]);
     let mut never_parked = cache.fork();
     cache.park().expect("rows can be rebuilt");
@@ -142,12 +145,12 @@ fn a_file_of_something_else_is_refused_by_what_differs() {
     let error = refused(&path, &model, FullKv::new(&shape));
     assert!(kind("the backend")(&error), "{error:?}");
     let error = refused(&path, &model, Window::new(&shape, 9).expect("a budget"));
-    assert!(kind("the options")(&error), "{error:?}");
+    assert!(kind("the option size")(&error), "{error:?}");
     assert_eq!(
         std::error::Error::source(&error)
             .expect("the reason")
             .to_string(),
-        "the state is of the options size 8, this cache is of size 9"
+        "the state has the option size 8, this cache has 9"
     );
     let mut wide = FullKv::new(&random(&DecoderConfig::new(97, 64, 3, 4, 4)).shape());
     session::save(&path, &FullKv::new(&shape), &model).expect("a state");
@@ -279,7 +282,7 @@ fn a_state_is_not_handed_out_in_a_step_or_a_draft() {
         );
         // What was poisoned goes on from a file.
         session::load(&path, &mut cache, &model, &Device::flex()).expect("its own file");
-        assert_eq!(cache.position(0), 3, "{name}");
+        assert_eq!(cache.length(0), 3, "{name}");
         feed(&decoder, &mut cache, &[1][..]);
     }
 }

@@ -1,13 +1,15 @@
 //! Damaged and made-up session files: whatever they say, loading answers or refuses, allocates no more than
 //! the file justifies, and what was accepted can be used. `KV_DIRECT_FUZZ_CASES` asks for more cases.
 
+use crate::support::CacheExt as _;
 use std::{cell::Cell, collections::BTreeMap, env, fs, path::Path};
 
 use burn::tensor::Device;
 use kv_direct::{
-    cache::{CacheBackend, TokenIds},
+    cache::{CacheBackend, Draft, TokenIds},
+    fingerprint::Fingerprint,
     model::{Decoder, DecoderConfig, Input},
-    session::{self, Fingerprint},
+    session,
 };
 use proptest::{
     prelude::*,
@@ -171,7 +173,7 @@ fn change() -> impl Strategy<Value = Change> {
 fn used(decoder: &Decoder, cache: &mut Box<dyn CacheBackend>) {
     let call = |count: usize, rows| TokenIds::from(vec![vec![1_u32; count]; rows]);
     let forward = |cache: &mut Box<dyn CacheBackend>, count| {
-        let rows = cache.rows().max(1);
+        let rows = cache.lengths().len().max(1);
         drop(decoder.forward(Input::from(call(count, rows)), cache));
     };
     for layer in 0..4 {
@@ -183,7 +185,7 @@ fn used(decoder: &Decoder, cache: &mut Box<dyn CacheBackend>) {
     drop((fork.park(), fork.state()));
     drop(fork.select_sequences(&[0]));
     forward(&mut fork, 2);
-    drop(fork.truncate(fork.position(0).saturating_sub(3)));
+    drop(fork.truncate_all(fork.length(0).saturating_sub(3)));
     forward(cache, 1);
     drop(cache.begin_draft());
     forward(cache, 3);
@@ -208,7 +210,7 @@ impl Subject<'_> {
             measure(|| session::load(self.path, &mut cache, &self.model, &Device::flex()).is_ok());
         // Rows are held in whole pieces of 512, in every layer and of every batch row.
         let row = self.decoder.shape().keys_values_per_token();
-        let most = file.len() * FACTOR + CONSTANT + cache.rows() * 2 * 512 * (row + 64);
+        let most = file.len() * FACTOR + CONSTANT + cache.lengths().len() * 2 * 512 * (row + 64);
         prop_assert!(peak <= most, "{peak} bytes for a file of {}", file.len());
         if loaded {
             used(self.decoder, &mut cache);

@@ -2,7 +2,7 @@
 //! cache. A [`Simulation`] is the view of one batch row through which the reference attends; a call's
 //! probabilities decide what the next call sees.
 
-use kv_direct::cache::{Group, Pooling};
+use kv_direct::policy::{Group, Pooling};
 
 use crate::reference::View;
 

@@ -1,17 +1,20 @@
 //! Layers with a window: what they hold, and that nobody can tell from a cache that keeps everything.
 
+use crate::support::CacheExt as _;
 use std::num::NonZeroUsize;
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Floor, FullKv, LayerIndex, ResidualCheckpoint, Window},
+    cache::{CacheBackend, CacheError, LayerIndex},
     exact::KV_BLOCK,
     model::{Decoder, DecoderConfig},
+    policy::{FullKv, Window},
+    residual::ResidualCheckpoint,
 };
 use proptest::prelude::*;
 
 use crate::{
     families::gemma,
-    support::{backends, feed, probe, random, residual, seen, tokens},
+    support::{PlanKind, backends, feed, random, residual, seen, tokens},
 };
 
 /// A token's keys and values at one layer of [`windowed`], f32.
@@ -49,7 +52,6 @@ fn what_leaves_a_window_is_never_missed() {
         5000,
     ];
     let decoders: Vec<Decoder> = windows.into_iter().map(windowed).collect();
-    let probes: Vec<_> = decoders.iter().map(probe).collect();
     let call = prop_oneof![4 => 1usize..=3, 2 => 1usize..=90, 1 => 400usize..=700];
     let strategy = (
         0..windows.len(),
@@ -67,8 +69,8 @@ fn what_leaves_a_window_is_never_missed() {
             let decoder = &decoders[model];
             let mut oracle = everything(decoder);
             let mut full = FullKv::new(&decoder.shape());
-            let mut ours = [Floor::Tokens, Floor::Residuals]
-                .map(|floor| residual(decoder, hot, floor, &probes[model]));
+            let mut ours =
+                [PlanKind::Tokens, PlanKind::Residuals].map(|floor| residual(decoder, hot, floor));
             let mut total = 0;
             calls.retain(|call| {
                 total += call;
@@ -93,11 +95,10 @@ fn what_leaves_a_window_is_never_missed() {
 fn a_window_layer_holds_its_window_and_the_last_call_and_no_more() {
     let decoder = windowed(20);
     let shape = decoder.shape();
-    let probe = probe(&decoder);
     let mut caches: Vec<(Box<dyn CacheBackend>, usize)> = vec![
         (Box::new(FullKv::new(&shape)), usize::MAX),
         (Box::new(Window::new(&shape, 7).expect("a budget")), 7),
-        (Box::new(residual(&decoder, 7, Floor::Tokens, &probe)), 7),
+        (Box::new(residual(&decoder, 7, PlanKind::Tokens)), 7),
     ];
     for (cache, budget) in &mut caches {
         let mut total = 0;
@@ -120,7 +121,11 @@ fn a_window_layer_holds_its_window_and_the_last_call_and_no_more() {
             for layer in [0, 2] {
                 let kept = cache.cached(LayerIndex::new(layer));
                 let expected: Vec<usize> = (total.saturating_sub(19)..total).collect();
-                assert_eq!(kept.row(0), [expected], "a window counts the query's own");
+                assert_eq!(
+                    kept.sequence(0),
+                    [expected],
+                    "a window counts the query's own"
+                );
             }
         }
     }
@@ -143,7 +148,7 @@ fn the_last_call_can_be_undone_and_an_older_one_is_refused_or_rebuilt() {
         let lossless = name != "Window";
         for to in [39, 30, 29, 5] {
             let mut cache = cache.fork();
-            match cache.truncate(to) {
+            match cache.truncate_all(to) {
                 Ok(()) => {
                     assert!(
                         lossless && (to >= 30 || name.starts_with("Residual")),
@@ -153,7 +158,7 @@ fn the_last_call_can_be_undone_and_an_older_one_is_refused_or_rebuilt() {
                     assert!(next == straight(to), "{name} from {to}");
                 }
                 Err(CacheError::Irreversible {
-                    row,
+                    sequence: row,
                     to: asked,
                     oldest,
                 }) => {
@@ -174,10 +179,9 @@ fn the_last_call_can_be_undone_and_an_older_one_is_refused_or_rebuilt() {
 fn the_rows_of_a_batch_slide_each_at_its_own_position() {
     let decoder = windowed(KV_BLOCK);
     let make = || -> (FullKv, ResidualCheckpoint) {
-        let probe = probe(&decoder);
         (
             FullKv::new(&decoder.shape()),
-            residual(&decoder, 3, Floor::Tokens, &probe),
+            residual(&decoder, 3, PlanKind::Tokens),
         )
     };
     let (mut full, mut ours) = make();
@@ -203,7 +207,7 @@ fn the_rows_of_a_batch_slide_each_at_its_own_position() {
             assert!(found == expected, "row {row} of call {turn}");
         }
     }
-    assert_eq!((full.position(0), full.position(1)), (1101, 543));
+    assert_eq!((full.length(0), full.length(1)), (1101, 543));
 }
 
 #[test]
@@ -216,7 +220,7 @@ fn the_replay_ends_at_the_last_layer_that_shows_all_keys() {
             .for_each(|layer| layer.window = NonZeroUsize::new(12));
         random(&config)
     };
-    let mut cache = residual(&all_slide, 0, Floor::Tokens, &probe(&all_slide));
+    let mut cache = residual(&all_slide, 0, PlanKind::Tokens);
     let mut full = FullKv::new(&all_slide.shape());
     for (turn, call) in [50, 1, 1, 20, 1].into_iter().enumerate() {
         let call = tokens(turn as u64, call);
@@ -227,7 +231,7 @@ fn the_replay_ends_at_the_last_layer_that_shows_all_keys() {
             "nothing to rebuild"
         );
     }
-    cache.truncate(40).expect("every length can be reached");
+    cache.truncate_all(40).expect("every length can be reached");
     assert_eq!(
         cache.memory().keys_values,
         0,

@@ -2,12 +2,10 @@
 
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{
-        CacheBackend, CachedPositions, Floor, FullKv, LayerIndex, ResidualCheckpoint,
-        ResidualConfig, TokenIds, Window,
-    },
-    exact::conformance::Conformance,
+    cache::{CacheBackend, CacheError, CachedPositions, LayerIndex, ModelShape, State, TokenIds},
     model::{Decoder, DecoderConfig, Input},
+    policy::{FullKv, Window},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
 pub use crate::random::tokens;
@@ -23,28 +21,32 @@ pub fn tiny(kv_heads: usize) -> Decoder {
     random(&DecoderConfig::new(VOCAB, 64, 3, 4, kv_heads))
 }
 
-/// `ResidualCheckpoint` at any price, on a probe made once.
-pub fn residual(
-    decoder: &Decoder,
-    hot: usize,
-    floor: Floor,
-    probe: &Conformance,
-) -> ResidualCheckpoint {
-    let config = ResidualConfig::new(hot)
-        .with_floor(floor)
-        .even_if_larger()
-        .with_conformance(probe.clone());
-    ResidualCheckpoint::new(&decoder.shape(), decoder.device(), config).expect("the probe passed")
+/// What is retained of old tokens, in every full-attention layer alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanKind {
+    Tokens,
+    Residuals,
 }
 
-pub fn probe(decoder: &Decoder) -> Conformance {
+impl PlanKind {
+    pub fn plan(self, shape: &ModelShape) -> Plan {
+        match self {
+            Self::Tokens => Plan::tokens(shape),
+            Self::Residuals => Plan::residuals(shape),
+        }
+    }
+}
+
+/// A `ResidualCheckpoint` with `hot` hot tokens, even if it saves nothing.
+pub fn residual(decoder: &Decoder, hot: usize, kind: PlanKind) -> ResidualCheckpoint {
     let shape = decoder.shape();
-    Conformance::probe(&shape.kernels, decoder.device(), shape.dtype)
+    let config = ResidualConfig::new(kind.plan(&shape).with_hot(hot)).even_if_larger();
+    ResidualCheckpoint::new(&shape, decoder.conformance(), config).expect("the probe passed")
 }
 
 /// One of each backend.
 pub fn backends(decoder: &Decoder) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
-    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let shape = decoder.shape();
     vec![
         ("FullKv", Box::new(FullKv::new(&shape))),
         (
@@ -53,11 +55,11 @@ pub fn backends(decoder: &Decoder) -> Vec<(&'static str, Box<dyn CacheBackend>)>
         ),
         (
             "ResidualCheckpoint",
-            Box::new(residual(decoder, 6, Floor::Tokens, &probe)),
+            Box::new(residual(decoder, 6, PlanKind::Tokens)),
         ),
         (
             "ResidualCheckpoint, residuals",
-            Box::new(residual(decoder, 6, Floor::Residuals, &probe)),
+            Box::new(residual(decoder, 6, PlanKind::Residuals)),
         ),
     ]
 }
@@ -84,9 +86,37 @@ pub fn seen<C>(cache: &C, layers: usize) -> (Vec<usize>, Vec<CachedPositions>, u
 where
     C: CacheBackend + ?Sized,
 {
-    let positions = (0..4).map(|row| cache.position(row)).collect();
+    let positions = cache.lengths().to_vec();
     let kept = (0..layers)
         .map(|layer| cache.cached(LayerIndex::new(layer)))
         .collect();
     (positions, kept, cache.memory().total())
+}
+
+/// Short forms for tests.
+pub trait CacheExt: CacheBackend {
+    /// Truncates every sequence that is longer to `to` tokens; beyond all of them it is refused.
+    fn truncate_all(&mut self, to: usize) -> Result<(), CacheError> {
+        let longest = self.lengths().iter().copied().max().unwrap_or(0);
+        if to > longest {
+            return self.truncate(&vec![to; self.lengths().len()]);
+        }
+        let to: Vec<usize> = self.lengths().iter().map(|&n| to.min(n)).collect();
+        self.truncate(&to)
+    }
+
+    /// Processed tokens of a sequence, 0 if there is none.
+    fn length(&self, sequence: usize) -> usize {
+        self.lengths().get(sequence).copied().unwrap_or(0)
+    }
+}
+
+impl<C: CacheBackend + ?Sized> CacheExt for C {}
+
+/// The options of a state, to make another with.
+pub fn options(state: &State) -> Vec<(String, String)> {
+    let options = state.options();
+    options
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }

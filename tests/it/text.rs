@@ -6,9 +6,10 @@ use std::{
 };
 
 use kv_direct::{
-    cache::{CacheBackend, FullKv},
+    cache::CacheBackend,
     generate::{FinishReason, Generation, Sampling},
     model::{Decoder, DecoderConfig},
+    policy::FullKv,
     text::{Message, Stops, TextError, TextGeneration, TextStream, Tokenizer},
 };
 use proptest::prelude::*;
@@ -541,7 +542,7 @@ fn a_conversation_goes_on_from_the_common_prefix() {
     let cold = next(&mut cache, &second).expect("finite");
     cache.clear();
     next(&mut cache, &first).expect("finite");
-    cache.truncate(first.len()).expect("back");
+    cache.truncate(&[first.len()]).expect("back");
     let warm = next(&mut cache, &second[first.len()..]).expect("finite");
     assert_eq!(warm, cold);
 }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::DType;
-use kv_direct::{cache::FullKv, model::DecoderConfig};
+use kv_direct::{model::DecoderConfig, policy::FullKv};
 
 use crate::{
     alone::alone,

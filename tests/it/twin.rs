@@ -1,12 +1,11 @@
 //! A cache with a budget of bytes, and a `FullKv` to which the same is done.
 
 use kv_direct::{
-    cache::{
-        CacheBackend, CacheError, FullKv, KeysValues, LayerIndex, ResidualCheckpoint, Span, State,
-        Step,
-    },
+    cache::{CacheBackend, CacheError, Draft, KeysValues, LayerIndex, Span, State, Step},
     forward_backend,
     model::{Decoder, ForwardError},
+    policy::FullKv,
+    residual::ResidualCheckpoint,
 };
 
 use crate::support::{bits, seen};
@@ -32,7 +31,7 @@ impl Noted {
 }
 
 impl CacheBackend for Noted {
-    forward_backend!(self => self.inner; questions state fork);
+    forward_backend!(self => self.inner; queries state fork);
 
     fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
         self.note(|cache| cache.begin(step))
@@ -50,16 +49,12 @@ impl CacheBackend for Noted {
         self.note(|cache| cache.truncate(to))
     }
 
-    fn checkpoint(&mut self) -> Result<(), CacheError> {
-        self.note(CacheBackend::checkpoint)
+    fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.note(CacheBackend::begin_draft)
     }
 
-    fn restore(&mut self) -> Result<(), CacheError> {
-        self.note(CacheBackend::restore)
-    }
-
-    fn accept(&mut self) -> Result<(), CacheError> {
-        self.note(CacheBackend::accept)
+    fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        self.note(|cache| cache.end_draft(draft))
     }
 
     fn select_sequences(&mut self, rows: &[usize]) -> Result<(), CacheError> {
@@ -179,7 +174,7 @@ impl<'a> Twin<'a> {
         }
     }
 
-    pub fn checkpoint(&mut self) {
+    pub fn begin_draft(&mut self) {
         self.draft = Some(self.lengths());
         for cache in [&mut self.found as &mut dyn CacheBackend, &mut self.full] {
             cache.begin_draft().expect("no draft is open");

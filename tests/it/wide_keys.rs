@@ -1,11 +1,14 @@
 //! Where keys and values are twice as wide as the residual, `Plan::residuals` halves what is held.
 
+use crate::support::CacheExt as _;
 use kv_direct::{
-    cache::{CacheBackend, FullKv, Plan, ResidualCheckpoint, ResidualConfig},
+    cache::CacheBackend,
     model::DecoderConfig,
+    policy::FullKv,
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
-use crate::support::{feed, probe, random, tokens};
+use crate::support::{feed, random, tokens};
 
 /// Bits at 2,000 tokens, and the share of the bytes that `FullKv` holds.
 fn halves(mut config: DecoderConfig) {
@@ -16,15 +19,14 @@ fn halves(mut config: DecoderConfig) {
         2 * shape.residuals_per_token(),
         shape.keys_values_per_token()
     );
-    let config = ResidualConfig::planned(Plan::residuals(&shape).with_hot(16))
-        .with_conformance(probe(&decoder));
-    let mut cache = ResidualCheckpoint::new(&shape, decoder.device(), config)
+    let config = ResidualConfig::new(Plan::residuals(&shape).with_hot(16));
+    let mut cache = ResidualCheckpoint::new(&shape, decoder.conformance(), config)
         .expect("residuals are smaller, and the probe passed");
     let mut full = FullKv::new(&shape);
     for call in [&tokens(1, 1_500)[..], &tokens(2, 498), &[3], &[4]] {
         assert!(feed(&decoder, &mut cache, call) == feed(&decoder, &mut full, call));
     }
-    assert_eq!(cache.position(0), 2_000);
+    assert_eq!(cache.length(0), 2_000);
     let share = cache.memory().total() as f64 / full.memory().total() as f64;
     assert!((0.49..0.52).contains(&share), "{share}");
 }

@@ -1,27 +1,27 @@
 //! One of every backend, its budget as asked.
 
 use kv_direct::{
-    cache::{
-        CacheBackend, Floor, FullKv, H2o, H2oConfig, Indexing, Plan, ResidualCheckpoint,
-        ResidualConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova, TovaConfig,
-        Window,
-    },
+    cache::CacheBackend,
     model::Decoder,
+    policy::{
+        FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
+        Tova, TovaConfig, Window,
+    },
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
-use crate::support::{probe, residual};
+use crate::support::{PlanKind, residual};
 
 /// A `ResidualCheckpoint` that keeps keys and values of its last layer.
 fn top_kept(decoder: &Decoder, hot: usize) -> ResidualCheckpoint {
     let shape = decoder.shape();
-    let config = ResidualConfig::planned(Plan::keep_top(&shape, 1).expect("a layer").with_hot(hot))
-        .with_conformance(probe(decoder));
-    ResidualCheckpoint::new(&shape, decoder.device(), config).expect("the probe passed")
+    let config = ResidualConfig::new(Plan::keep_top(&shape, 1).expect("a layer").with_hot(hot));
+    ResidualCheckpoint::new(&shape, decoder.conformance(), config).expect("the probe passed")
 }
 
 /// By name: `budget` rows, or what is nearest to it; `usize::MAX` exact rows where a cache is parked.
 pub fn zoo(decoder: &Decoder, budget: usize) -> Vec<(&'static str, Box<dyn CacheBackend>)> {
-    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let shape = decoder.shape();
     let streaming = |indexing| {
         let config = StreamingLlmConfig::new(budget - 2).with_sinks(2);
         StreamingLlm::new(&shape, config.with_indexing(indexing))
@@ -30,15 +30,15 @@ pub fn zoo(decoder: &Decoder, budget: usize) -> Vec<(&'static str, Box<dyn Cache
         ("full_kv", Box::new(FullKv::new(&shape))),
         (
             "residual",
-            Box::new(residual(decoder, budget, Floor::Tokens, &probe)),
+            Box::new(residual(decoder, budget, PlanKind::Tokens)),
         ),
         (
             "residual parked",
-            Box::new(residual(decoder, usize::MAX, Floor::Tokens, &probe)),
+            Box::new(residual(decoder, usize::MAX, PlanKind::Tokens)),
         ),
         (
             "residual over residuals",
-            Box::new(residual(decoder, budget, Floor::Residuals, &probe)),
+            Box::new(residual(decoder, budget, PlanKind::Residuals)),
         ),
         (
             "residual, the top kept",

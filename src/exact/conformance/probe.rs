@@ -8,7 +8,7 @@ use crate::{
     positions::Positions,
 };
 
-/// Every comparison for these shapes.
+/// Makes every comparison for these shapes.
 pub(super) fn run(shapes: &KernelShapes, device: &Device, dtype: DType) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
@@ -28,14 +28,14 @@ pub(super) fn run(shapes: &KernelShapes, device: &Device, dtype: DType) -> Vec<C
     checks
 }
 
-/// Rows of the one large call.
+/// Rows of the one large call over a linear layer or a norm.
 const ROWS: usize = 2 * 257 + 1;
-/// Rows of the calls compared with it.
+/// Rows of the small calls that are compared with it.
 const CALLS: [usize; 6] = [1, 2, 3, 16, 65, 257];
-/// Columns of a linear layer that are probed.
+/// The most columns of a linear layer that are probed.
 const MOST_COLUMNS: usize = 4096;
 
-/// Compares `each` over all rows with `each` over a few of them at a time.
+/// Compares `each` over all rows with `each` over a few rows at a time.
 fn compare_rows(
     kind: CheckKind,
     shape: Vec<usize>,
@@ -47,8 +47,8 @@ fn compare_rows(
     compare(kind, &shape, x.dims()[1], &whole, call)
 }
 
-/// Compares the bits of all `rows` rows in one call with those of `call(from, count)`, for calls of
-/// [`CALLS`] rows at a few offsets.
+/// Compares `whole`, the bits of one call over all `rows` rows, with those of `call(from, count)`. The small calls
+/// have [`CALLS`] rows and start at a few offsets.
 fn compare(
     kind: CheckKind,
     shape: &[usize],
@@ -82,8 +82,8 @@ fn compare(
         .collect()
 }
 
-/// Compares queries of one call over all keys with small calls over the keys of their time, held in
-/// buffers that were filled at once or in chunks.
+/// Compares the queries of one call over all keys with small calls. A small call reads the keys up to its last query,
+/// from buffers that were filled at once or in chunks.
 fn compare_queries(
     shapes: &KernelShapes,
     noise: &mut Noise,
@@ -101,7 +101,7 @@ fn compare_queries(
     let query: Tensor<4> = noise.tensor([1, heads, tokens, head_dim], device, dtype);
     let keys: Tensor<4> = noise.tensor([1, kv_heads, head_dim, tokens], device, dtype);
     let values: Tensor<4> = noise.tensor([1, kv_heads, tokens, head_dim], device, dtype);
-    let attend = AttentionParams::new(1.0 / (head_dim as f64).sqrt());
+    let params = AttentionParams::new(1.0 / (head_dim as f64).sqrt());
     let run = |from: usize, count: usize, held: usize, chunks: &[usize]| {
         let slots = held.div_ceil(KV_BLOCK) * KV_BLOCK;
         let mut k = Tensor::<4>::zeros([1, kv_heads, head_dim, slots], (device, dtype));
@@ -118,18 +118,18 @@ fn compare_queries(
                 break;
             }
         }
-        let positions: Vec<usize> = (0..slots)
+        let key_positions: Vec<usize> = (0..slots)
             .map(|i| if i < held { i } else { Positions::EMPTY })
             .collect();
-        let queries = Positions::contiguous(&[from], &[count]);
+        let query_positions = Positions::contiguous(&[from], &[count]);
         let query = query.clone().slice_dim(2, from..from + count);
         bits(attention(
             query,
             &k,
             &v,
-            &queries,
-            &Positions::shared(&[positions]),
-            &attend,
+            &query_positions,
+            &Positions::shared(&[key_positions]),
+            &params,
         ))
     };
     let whole = run(0, tokens, tokens, &[tokens]);
@@ -144,10 +144,10 @@ fn compare_queries(
     checks
 }
 
-/// Single rows compared at least: where results are rounded to few bits, most differences do not show.
+/// The fewest single rows that are compared: where results are rounded to few bits, most differences do not show.
 const SINGLE: usize = 32;
 
-/// A few places where a call of `count` out of `rows` can start: the ends, the middle, odd ones.
+/// Offsets at which a call of `count` out of `rows` rows starts: both ends, the middle, and a few others.
 fn offsets(rows: usize, count: usize) -> Vec<usize> {
     let last = rows - count;
     let mut offsets = vec![
@@ -183,7 +183,7 @@ fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u64> {
         .collect()
 }
 
-/// A small xorshift generator: the probe must not depend on a device's own.
+/// A small xorshift generator. The probe must not depend on the generator of a device.
 struct Noise(u64);
 
 impl Noise {
@@ -197,7 +197,8 @@ impl Noise {
         Tensor::from_data(TensorData::new(data, shape), (device, dtype))
     }
 
-    /// Uniform in -1 .. 1, of 53 bits: of shorter numbers f64 holds sums of products exactly, in any order.
+    /// A number of 53 bits, uniform in -1 .. 1. With shorter numbers, f64 holds sums of products exactly, in any
+    /// order.
     fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
