@@ -20,7 +20,7 @@ use kv_direct::{
     generate::Generation,
     model::Decoder,
     policy::FullKv,
-    residual::{ResidualCheckpoint, ResidualConfig},
+    residual::{Plan, ResidualCheckpoint},
 };
 
 /// Tokens in the cache when a measured step starts.
@@ -70,8 +70,12 @@ fn residual(criterion: &mut Criterion) {
     const HELD: usize = 128;
     let decoder = random_decoder();
     let shape = decoder.shape();
-    let residual = ResidualCheckpoint::new(&shape, decoder.conformance(), ResidualConfig::new(16))
-        .expect("flex is exact");
+    let residual = ResidualCheckpoint::new(
+        &shape,
+        decoder.conformance(),
+        Plan::tokens(&shape).with_hot(16),
+    )
+    .expect("flex is exact");
     let mut caches: [Box<dyn CacheBackend>; 2] =
         [Box::new(FullKv::new(&shape)), Box::new(residual)];
     for cache in &mut caches {

@@ -9,7 +9,7 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    model, noise, prefill, probe, residual, step,
+    model, noise, prefill, residual, step,
     turns::{in_turn, median},
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
@@ -36,10 +36,10 @@ fn compare(
     decoder: &Decoder,
     plans: impl FnOnce(&Planner<'_>) -> Vec<Planned>,
 ) {
-    let (shape, probe) = (decoder.shape(), probe(decoder));
+    let shape = decoder.shape();
     let speeds = Throughput::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
     let speeds = speeds.expect("the model's own blocks");
-    let planner = Planner::new(&shape, &speeds, TOKENS + 1);
+    let planner = Planner::new(&shape, &speeds, TOKENS + 1).expect("sizes are known");
     let plans = plans(&planner);
     let mut caches: Vec<Box<dyn CacheBackend>> = vec![Box::new(FullKv::new(&shape))];
     for (_, plan, budget) in &plans {
@@ -73,7 +73,7 @@ fn compare(
         held[0], times[0]
     );
     for (index, (what, plan, _)) in plans.iter().enumerate() {
-        let price = planner.cost(plan);
+        let price = planner.cost(plan).expect("a plan of the model");
         let (time, predicted) = (times[index + 1], price.seconds(&speeds));
         println!(
             "{what}: {} bytes between steps ({:.3} of all kept), {} more within one, {time:.4} s a step, {:.2} of the \

@@ -8,25 +8,25 @@ mod common;
 use std::{ops::ControlFlow, time::Duration};
 
 use common::{
-    model, prefill, probe, residual, step,
+    model, prefill, residual, step,
     turns::{in_turn, median},
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::cache::CacheBackend;
 use kv_direct::policy::FullKv;
-use kv_direct::residual::ResidualConfig;
+use kv_direct::residual::Plan;
 
 /// A parked session that comes back, and a step that holds nothing but ids, replay the tokens before; the same
 /// tokens taken in anew are the peer.
 fn replay(criterion: &mut Criterion) {
     let (name, decoder) = model();
-    let (shape, probe) = (decoder.shape(), probe(&decoder));
+    let shape = decoder.shape();
     let mut group = criterion.benchmark_group("replay");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.measurement_time(Duration::from_millis(1));
     for tokens in [512, 1024, 2048] {
-        let mut parked = residual(&decoder, ResidualConfig::parked());
-        let mut ids = residual(&decoder, ResidualConfig::new(0));
+        let mut parked = residual(&decoder, Plan::tokens(&shape).with_hot(usize::MAX));
+        let mut ids = residual(&decoder, Plan::tokens(&shape));
         prefill(&decoder, &mut parked, tokens);
         prefill(&decoder, &mut ids, tokens);
         let mut times = [Vec::new(), Vec::new(), Vec::new()];

@@ -5,11 +5,8 @@
 //! checks the order of calls, and the backend decides what stays.
 
 use kv_direct::burn::tensor::Device;
-use kv_direct::cache::{
-    CacheBackend, CacheError, CachedPositions, KeysValues, LayerIndex, ModelShape, Observation,
-    Span, Step,
-};
-use kv_direct::{Decoder, FullKv, memory::MemoryReport, storage::LayerStores};
+use kv_direct::cache::{CacheBackend, CacheError, LayerIndex, ModelShape};
+use kv_direct::{Decoder, FullKv, forward_backend, storage::LayerStores};
 
 #[derive(Debug, Clone)]
 struct Thinned {
@@ -26,15 +23,6 @@ impl Thinned {
 }
 
 impl CacheBackend for Thinned {
-    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.stores.begin(step)
-    }
-
-    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-        self.stores.store(layer, &span, Observation::Nothing)?;
-        self.stores.read(layer)
-    }
-
     fn commit(&mut self) -> Result<(), CacheError> {
         self.stores.commit()?;
         let (recent, lengths) = (self.recent, self.lengths().to_vec());
@@ -45,26 +33,8 @@ impl CacheBackend for Thinned {
         Ok(())
     }
 
-    fn lengths(&self) -> &[usize] {
-        self.stores.tracker().lengths()
-    }
-
-    fn cached(&self, layer: LayerIndex) -> CachedPositions {
-        self.stores.cached(layer)
-    }
-
-    fn memory(&self) -> MemoryReport {
-        self.stores.memory()
-    }
-
-    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        // What was evicted is gone: nothing but the present length can be reached.
-        self.stores.truncate(to, |_sequence, length| length)
-    }
-
-    fn clear(&mut self) {
-        self.stores.clear();
-    }
+    // Drafts, states and the choice of sequences stay with the trait, which refuses them.
+    forward_backend!(self => self.stores; begin keys_values observe queries truncate clear);
 
     fn fork(&self) -> Box<dyn CacheBackend> {
         Box::new(self.clone())
@@ -95,6 +65,6 @@ fn main() -> anyhow::Result<()> {
 kv_direct::contract_tests! {
     on Device::flex();
     thinned => kv_direct::testing::Contract::lossy(|shape, _, budget| Thinned::new(shape, budget))
-        .with_no_truncation()
         .without_sessions();
+    its_storage => kv_direct::testing::Contract::lossless(|shape, _, _| LayerStores::new(shape));
 }

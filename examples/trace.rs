@@ -23,8 +23,8 @@ use burn::tensor::Device;
 use clap::Parser;
 use kind::Kind;
 use kv_direct::{
+    Fingerprint,
     cache::{CacheBackend, CacheError, CachedPositions, Draft, LayerIndex},
-    fingerprint::Fingerprint,
     memory::MemoryReport,
     model::{Decoder, Input},
     pretrained::load,

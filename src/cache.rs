@@ -92,37 +92,14 @@ use crate::memory::MemoryReport;
 /// * [`memory`](Self::memory) counts every byte that grows with the context.
 ///
 /// # Shapes
-/// New keys and values: `[batch, kv_heads, tokens, head_dim]`. Residuals: `[batch, tokens, hidden]`. What is
-/// returned: see [`KeysValues`].
+/// As in [`Projection`] and [`KeysValues`].
 ///
 /// # Errors
-/// [`CacheError`]; each variant names both sides of the mismatch. A backend of another crate puts its own
-/// errors into [`CacheError::Backend`].
+/// [`CacheError`]. A backend of another crate puts its own errors into [`CacheError::Backend`].
 ///
 /// # Example
-/// Any backend serves any decoder. `examples/custom_backend.rs` is a complete backend.
-///
-/// ```
-/// # #[cfg(feature = "model")]
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use kv_direct::{CacheBackend, FullKv, Window};
-/// # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
-/// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &Device::flex(), |_, shape| {
-/// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
-/// # })?;
-///
-/// let shape = decoder.shape();
-/// let caches: [Box<dyn CacheBackend>; 2] = [Box::new(FullKv::new(&shape)), Box::new(Window::new(&shape, 2)?)];
-/// for mut cache in caches {
-///     decoder.forward(&[3, 1, 4][..], &mut cache)?;
-///     decoder.forward(&[1][..], &mut cache)?;
-///     assert_eq!(cache.lengths(), [4]);
-/// }
-/// # Ok(())
-/// # }
-/// # #[cfg(not(feature = "model"))]
-/// # fn main() {}
-/// ```
+/// [`forward_backend!`](crate::forward_backend) has a backend that counts steps. `examples/custom_backend.rs` is a
+/// complete one, `examples/knorm.rs` a policy.
 pub trait CacheBackend: fmt::Debug + Send {
     /// Starts a step, or refuses it.
     ///

@@ -27,13 +27,13 @@ mod zeros;
 
 #[cfg(feature = "model")]
 pub(crate) use self::pool::both;
+pub(crate) use self::{attention::attention_scratch, pool::in_pool, zeros::zeros};
 pub use self::{
-    attention::{AttentionParams, attention, attention_scratch},
+    attention::{AttentionParams, attention},
     linear::linear,
     norm::rms_norm,
     observed::{attention_with_column_sums, attention_with_last_queries},
 };
-pub(crate) use self::{pool::in_pool, zeros::zeros};
 
 /// Slots in a block of keys, and elements that a reduction covers before its result is added to the others. Up to
 /// this length, kernels for different numbers of rows agree.

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 /// It distinguishes models that differ by accident. It does not protect against forgery.
 ///
 /// ```
-/// use kv_direct::fingerprint::Fingerprint;
+/// use kv_direct::Fingerprint;
 ///
 /// let one = Fingerprint::of(["config".as_bytes(), &[1, 2, 3]]);
 /// assert_ne!(one, Fingerprint::of(["config".as_bytes(), &[1, 2], &[3]]));

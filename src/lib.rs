@@ -13,7 +13,7 @@ pub mod exact;
 #[cfg(any(feature = "pretrained", feature = "session", feature = "text"))]
 mod files;
 #[cfg(any(feature = "model", feature = "session"))]
-pub mod fingerprint;
+mod fingerprint;
 #[cfg(feature = "generate")]
 pub mod generate;
 pub mod memory;
@@ -35,6 +35,8 @@ pub mod text;
 
 pub use burn;
 pub use cache::CacheBackend;
+#[cfg(any(feature = "model", feature = "session"))]
+pub use fingerprint::Fingerprint;
 #[cfg(feature = "model")]
 pub use model::Decoder;
 pub use policy::{FullKv, H2o, SnapKv, StreamingLlm, Tova, Window};
@@ -48,18 +50,22 @@ pub mod _documentation {
     #[doc = include_str!("../docs/adding-a-backend.md")]
     pub mod adding_a_backend {}
 
-    #[doc = include_str!("../docs/benchmarks.md")]
-    pub mod benchmarks {}
+    // Their code blocks are tested; to read, they are in the repository.
+    #[cfg(doctest)]
+    mod tested {
+        #[doc = include_str!("../docs/benchmarks.md")]
+        mod benchmarks {}
 
-    #[doc = include_str!("../docs/memory.md")]
-    pub mod memory {}
+        #[doc = include_str!("../docs/memory.md")]
+        mod memory {}
 
-    #[doc = include_str!("../docs/reproduction.md")]
-    pub mod reproduction {}
+        #[doc = include_str!("../docs/reproduction.md")]
+        mod reproduction {}
 
-    #[doc = include_str!("../docs/trace.md")]
-    pub mod trace {}
+        #[doc = include_str!("../docs/trace.md")]
+        mod trace {}
 
-    #[doc = include_str!("../CHANGELOG.md")]
-    pub mod changelog {}
+        #[doc = include_str!("../CHANGELOG.md")]
+        mod changelog {}
+    }
 }

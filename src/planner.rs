@@ -30,7 +30,7 @@ use crate::{
 ///
 /// The budget covers entries, ids, slack and the scratch of a step, at every length up to the context. Hand it to the
 /// cache as well ([`ResidualConfig::with_byte_budget`]), which then keeps it and uses what shorter texts leave free. With
-/// [certified eviction](ResidualConfig::with_certified_eviction), leave some room for entries that differ: no plan can
+/// [certified eviction][`ResidualConfig::with_certified_eviction`], leave some room for entries that differ: no plan can
 /// know how many will.
 ///
 /// [`ResidualConfig::with_byte_budget`]: crate::residual::ResidualConfig::with_byte_budget

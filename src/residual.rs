@@ -63,8 +63,8 @@ use crate::{
 ///   and layer for keys and values, `d · b` for a residual. A residual is kept from the moment its token comes in,
 ///   because it cannot be computed later. Entries that are all kept, and those of a sliding window and its last step,
 ///   are stored in whole blocks of 512 slots.
-/// * Within a step, in addition, about `E · (d + 2 · kv) · b` and a block of
-///   [scores](crate::exact::attention_scratch), which a smaller [chunk](Plan::with_chunk) shrinks.
+/// * Within a step, in addition, about `E · (d + 2 · kv) · b` and a block of scores,
+///   which a smaller [chunk](Plan::with_chunk) shrinks.
 /// * A step replays the `E` old tokens. From token ids that is a prefill of them, up to the last full-attention layer;
 ///   from residuals it is one norm and two projections a layer. While `T <= hot` a step costs what it costs with
 ///   `FullKv`, except that buffers that are not whole blocks are copied into padded ones.
@@ -151,7 +151,7 @@ impl ResidualCheckpoint {
 
     fn empty(setup: &Arc<Setup>) -> Self {
         Self {
-            tracker: StepTracker::new(&setup.shape),
+            tracker: StepTracker::new(&setup.shape, Vec::new()),
             resident: Resident::new(setup),
             step: StepPlan::default(),
             rebuilding: Rebuilding::default(),
@@ -248,16 +248,11 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
-        match (draft, self.tracker.draft_start()?) {
-            (Draft::Discard, None) => {
-                self.clear();
-                return Ok(());
-            }
+        match (draft, self.tracker.end_draft()?) {
+            (Draft::Discard, None) => self.clear(),
             (Draft::Discard, Some(start)) => self.shorten(&start),
-            (Draft::Accept, _) => {}
+            (Draft::Accept, _) => self.settle(),
         }
-        self.tracker.end_draft();
-        self.settle();
         Ok(())
     }
 
@@ -279,7 +274,7 @@ impl CacheBackend for ResidualCheckpoint {
             let complete = self.affordable_for(&lengths)?;
             self.resident.make_room(&complete, self.tracker.lengths());
         }
-        self.tracker.select(sequences);
+        self.tracker.select(sequences)?;
         self.resident.select(sequences, self.tracker.lengths());
         self.peak = Peak::default();
         Ok(())

@@ -7,6 +7,29 @@
 //!
 //! Laws compare bits, so the device must repeat bits for `FullKv`: see
 //! [`Conformance`](crate::exact::conformance::Conformance).
+//!
+//! # The laws
+//! | law | what holds |
+//! |---|---|
+//! | `the_newest_entries_are_readable` | the entries of a step are among those returned, once, with their bits |
+//! | `entries_are_returned_as_stored` | an entry that is returned again has the bits it was stored with |
+//! | `cached_is_what_the_next_step_reads` | `cached` names the positions that the next step reads |
+//! | `the_budget_holds_after_each_step` | a full-attention layer holds no more entries than the contract says |
+//! | `an_ample_budget_equals_full_kv` | with a budget that no text exceeds, every bit is that of `FullKv` |
+//! | `bits_repeat` | the same steps give the same bits; a lossless backend's do not depend on the split |
+//! | `a_cleared_cache_is_as_new` | after `clear`, and after truncation to nothing |
+//! | `caches_are_independent` | caches on one decoder, forks, and forks of forks |
+//! | `a_refused_call_changes_nothing` | and is refused with the error that names it |
+//! | `a_failed_step_needs_a_clear` | until then every changing call is `Poisoned` |
+//! | `memory_is_what_is_held` | the report covers all that can be seen from outside |
+//! | `sequences_do_not_depend_on_each_other` | a sequence of a ragged batch has the bits it has alone |
+//! | `heads_do_not_depend_on_the_batch` | with as many sequences as KV heads, too |
+//! | `a_truncation_is_exact_or_refused` | it leaves a cache that never went further, or changes nothing |
+//! | `a_discarded_draft_leaves_no_trace` | in any later step |
+//! | `an_accepted_draft_equals_one_step` | entries are evicted as if its tokens had come at once |
+//! | `a_state_continues_elsewhere` | in a cache of the same kind; any other refuses it |
+//! | `selected_sequences_continue_as_alone` | sequences are dropped, reordered and repeated |
+//! | `a_parked_cache_continues` | with the bits of one that was never parked |
 
 mod batches;
 mod bits;
@@ -23,23 +46,26 @@ mod states;
 mod test_run;
 mod truncation;
 
-pub use self::{
-    batches::{heads_do_not_depend_on_the_batch, sequences_do_not_depend_on_each_other},
-    bits::{an_ample_budget_equals_full_kv, bits_repeat},
-    contract::{AMPLE, Contract, TIGHT},
-    drafts::{a_discarded_draft_leaves_no_trace, an_accepted_draft_equals_one_step},
-    keeping::{cached_is_what_the_next_step_reads, the_budget_holds_after_each_step},
-    life::{a_cleared_cache_is_as_new, caches_are_independent},
-    memory::memory_is_what_is_held,
-    reading::{entries_are_returned_as_stored, the_newest_entries_are_readable},
-    refusals::{a_failed_step_needs_a_clear, a_refused_call_changes_nothing},
-    states::{
-        a_parked_cache_continues, a_state_continues_elsewhere, selected_sequences_continue_as_alone,
-    },
-    truncation::a_truncation_is_exact_or_refused,
-};
+use burn::tensor::Device;
+
+pub use self::contract::Contract;
 #[cfg(doc)]
 use crate::cache::CacheBackend;
+
+/// Every law with its name, in the order in which a new backend is best tried. A law panics with its name, the model and
+/// the step if something does not hold.
+#[allow(clippy::type_complexity, reason = "a name and a function")]
+pub const LAWS: &[(&str, fn(&Contract, &Device))] = &crate::contract_tests! { @table };
+
+/// Checks one law by its name.
+///
+/// # Panics
+/// If the law is broken, or if there is none of this name.
+pub fn check(law: &str, contract: &Contract, device: &Device) {
+    let found = LAWS.iter().find(|(name, _)| *name == law);
+    let (_, law) = found.unwrap_or_else(|| panic!("there is no law {law}"));
+    law(contract, device);
+}
 
 /// Makes one `#[test]` for every law and backend, in one module for each backend.
 ///
@@ -62,37 +88,46 @@ macro_rules! contract_tests {
             #[allow(unused_imports, reason = "the contract may need nothing")]
             use super::*;
 
-            $crate::contract_tests! {
-                @laws ($device, $contract)
-                the_newest_entries_are_readable
-                entries_are_returned_as_stored
-                cached_is_what_the_next_step_reads
-                the_budget_holds_after_each_step
-                an_ample_budget_equals_full_kv
-                bits_repeat
-                a_cleared_cache_is_as_new
-                caches_are_independent
-                a_refused_call_changes_nothing
-                a_failed_step_needs_a_clear
-                memory_is_what_is_held
-                sequences_do_not_depend_on_each_other
-                heads_do_not_depend_on_the_batch
-                a_truncation_is_exact_or_refused
-                a_discarded_draft_leaves_no_trace
-                an_accepted_draft_equals_one_step
-                a_state_continues_elsewhere
-                selected_sequences_continue_as_alone
-                a_parked_cache_continues
-            }
+            $crate::contract_tests! { @list tests ($device, $contract) }
         }
     )+};
-    (@laws $given:tt $($law:ident)+) => {$(
-        $crate::contract_tests! { @law $given $law }
+    (@table) => {
+        $crate::contract_tests! { @list table () }
+    };
+    (@list $what:tt $given:tt) => {
+        $crate::contract_tests! {
+            @$what $given
+            reading the_newest_entries_are_readable
+            reading entries_are_returned_as_stored
+            keeping cached_is_what_the_next_step_reads
+            keeping the_budget_holds_after_each_step
+            bits an_ample_budget_equals_full_kv
+            bits bits_repeat
+            life a_cleared_cache_is_as_new
+            life caches_are_independent
+            refusals a_refused_call_changes_nothing
+            refusals a_failed_step_needs_a_clear
+            memory memory_is_what_is_held
+            batches sequences_do_not_depend_on_each_other
+            batches heads_do_not_depend_on_the_batch
+            truncation a_truncation_is_exact_or_refused
+            drafts a_discarded_draft_leaves_no_trace
+            drafts an_accepted_draft_equals_one_step
+            states a_state_continues_elsewhere
+            states selected_sequences_continue_as_alone
+            states a_parked_cache_continues
+        }
+    };
+    (@tests $given:tt $($module:ident $law:ident)+) => {$(
+        $crate::contract_tests! { @test $given $law }
     )+};
-    (@law ($device:expr, $contract:expr) $law:ident) => {
+    (@test ($device:expr, $contract:expr) $law:ident) => {
         #[test]
         fn $law() {
-            $crate::testing::$law(&$contract, &$device);
+            $crate::testing::check(stringify!($law), &$contract, &$device);
         }
+    };
+    (@table () $($module:ident $law:ident)+) => {
+        [$((stringify!($law), $module::$law as fn(&Contract, &Device))),+]
     };
 }

@@ -9,7 +9,6 @@ use std::{convert::Infallible, env, hint::black_box, path::PathBuf};
 use burn::tensor::Device;
 use kv_direct::{
     cache::CacheBackend,
-    exact::conformance::Conformance,
     model::{Decoder, DecoderConfig, Input},
     pretrained::load,
     residual::{ResidualCheckpoint, ResidualConfig},

@@ -42,8 +42,7 @@ pub enum Observed {
 
 impl Observed {
     /// The observation that this is an answer to.
-    #[must_use]
-    pub fn kind(&self) -> Observation {
+    pub(crate) fn kind(&self) -> Observation {
         match self {
             Self::ColumnSums(_) => Observation::ColumnSums,
             Self::LastQueries(queries) => Observation::LastQueries(queries.dims()[2]),

@@ -1,4 +1,5 @@
-//! The row-stable attention routine: the only one in the crate, for every backend.
+//! Attention: the result of a query does not depend on other queries. The only routine in the crate, for every
+//! backend.
 
 use std::{num::NonZeroUsize, ops::Range};
 
@@ -63,8 +64,7 @@ impl AttentionParams {
 /// Query head `h` reads KV head `h / (heads / kv_heads)`. Nothing is repeated in memory.
 ///
 /// # Cost
-/// Scores are held for 16 to 128 queries at a time: the more slots they see, the fewer queries. [`attention_scratch`]
-/// returns how many bytes that is. Blocks of slots that none of these queries sees are skipped. So are the slots of
+/// Scores are held for 16 to 128 queries at a time: the more slots they see, the fewer queries. Blocks of slots that none of these queries sees are skipped. So are the slots of
 /// the last block behind the last visible one, in tiles of 64. Skipping changes no bit.
 ///
 /// # Panics
@@ -106,8 +106,7 @@ pub fn attention(
 
 /// Bytes of temporaries that [`attention`] holds for the scores of its largest block of queries, with elements of
 /// `element` bytes. A product is held twice while it is computed.
-#[must_use]
-pub fn attention_scratch(
+pub(crate) fn attention_scratch(
     batch: usize,
     heads: usize,
     tokens: usize,

@@ -98,8 +98,7 @@ pub struct Subject {
 
 impl Subject {
     /// A model of these shapes on a device, in a dtype.
-    #[must_use]
-    pub fn new(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
+    pub(crate) fn new(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
         Self {
             shapes: shapes.clone(),
             device: device.clone(),
@@ -158,7 +157,7 @@ impl Conformance {
     }
 
     /// The comparisons in which a bit differed.
-    pub fn failures(&self) -> impl Iterator<Item = &Check> {
+    fn failures(&self) -> impl Iterator<Item = &Check> {
         self.checks.iter().filter(|check| check.differing > 0)
     }
 

@@ -1,4 +1,4 @@
-//! The row-stable linear layer.
+//! The linear layer: a row of its result does not depend on other rows.
 
 use std::ops::Range;
 

@@ -71,7 +71,7 @@ impl Attention {
         ))
     }
 
-    /// Attention of a step: hands the new entries to the cache and reads what it returns.
+    /// Attention of a step: passes the new entries to the cache and reads what it returns.
     pub(super) fn step<C>(
         &self,
         residual: &Tensor<3>,

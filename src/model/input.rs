@@ -65,7 +65,7 @@ pub enum ForwardError {
     /// The decoder does not have these layers.
     #[error("layers {found:?} of a model of {layers}")]
     Layers {
-        /// The layers asked for.
+        /// The requested layers.
         found: Range<usize>,
         /// Layers of the model.
         layers: usize,

@@ -31,8 +31,9 @@ impl Query<'_> {
     /// The probabilities of all heads, one after the other, for the first `slots` slots.
     pub(super) fn to_vec(self, heads: usize, slots: usize) -> Vec<f32> {
         let slots = slots.min(self.slots);
-        let each = (0..heads).flat_map(|head| &self.head(head)[..slots]);
-        each.copied().collect()
+        let mut all = Vec::with_capacity(heads * slots);
+        (0..heads).for_each(|head| all.extend_from_slice(&self.head(head)[..slots]));
+        all
     }
 }
 

@@ -110,7 +110,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             self.prepare(layer.index(), &span)
                 .inspect_err(|_| self.stores.tracker.fail())?;
         }
-        self.stores.read(layer)
+        self.stores.layers[layer.index()].read()
     }
 
     fn wants(&self, layer: LayerIndex) -> Observation {
@@ -121,7 +121,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     }
 
     fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
-        self.stores.observe(layer, &observed)?;
+        self.stores.check_report(layer, &observed)?;
         let slots = self.stores.layers[layer.index()].capacity();
         let (queries, values) = match observed {
             Observed::ColumnSums(sums) => (None, sums.try_into_vec_as()),
@@ -221,18 +221,17 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     }
 
     fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
-        let start = self.stores.tracker().draft_start()?;
         let before = self.stores.tracker().outside_draft();
+        let start = self.stores.tracker.end_draft()?;
         let prompts = self.draft.take().unwrap_or_default();
         match (draft, start) {
             (Draft::Discard, None) => self.clear(),
             (Draft::Discard, Some(start)) => {
-                self.stores.end_draft(draft)?;
                 self.remembered.truncate(&start);
+                self.stores.shorten(&start);
                 self.sequences = self.at_rest(&prompts);
             }
             (Draft::Accept, _) => {
-                self.stores.tracker.end_draft();
                 self.accept(&before, &prompts);
                 self.stores.settle();
             }
@@ -250,7 +249,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             let prompts: Vec<_> = sequences.iter().map(prompt).collect();
             self.remembered.select(sequences);
             self.sinks.select(sequences);
-            self.stores.select(sequences);
+            self.stores.select_sequences(sequences)?;
             self.sequences = self.at_rest(&prompts);
         }
         Ok(())

@@ -56,12 +56,6 @@ impl TokenBudget {
         }
     }
 
-    /// Whether it is a share of the prompt.
-    #[must_use]
-    pub const fn depends_on_prompt(self) -> bool {
-        matches!(self.0, Amount::OfPrompt(_))
-    }
-
     /// The tokens, where they are a number.
     pub(super) const fn number(self) -> Option<usize> {
         match self.0 {

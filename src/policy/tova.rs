@@ -96,7 +96,7 @@ impl Policy for NewestQuery {
     }
 
     fn remembers(&self) -> usize {
-        usize::from(self.0.budget.depends_on_prompt())
+        usize::from(self.0.budget.number().is_none())
     }
 
     fn evict(&self, entries: &mut Entries<'_>, attention: &Attention<'_>, sequence: &Sequence) {

@@ -1,8 +1,6 @@
 //! A model family as data: the defaults of its class in transformers, and the fields that only this family reads. The
 //! common fields of `config.json` are mapped here.
 
-use std::num::NonZeroUsize;
-
 use super::{
     fields::{Fields, Refusal},
     neutral,
@@ -65,13 +63,9 @@ impl Family {
             .unwrap_or(self.positions);
         let ropes = Ropes::read(fields, &self.bases, positions)?;
         let windows = self.windows.read(fields, layers)?;
-        // A window that reaches beyond all positions is as good as one that covers them.
-        let covers = NonZeroUsize::new(ropes.positions(positions)).unwrap_or(NonZeroUsize::MAX);
-        let bounded = |window: NonZeroUsize| window.min(covers);
 
         let mut config = DecoderConfig::new(vocab, hidden, 0, heads, kv_heads);
         for window in windows {
-            let window = window.map(bounded);
             let rope = match (window, ropes.sliding) {
                 (None, _) => ropes.full,
                 (Some(_), Some(rope)) => rope,

@@ -17,6 +17,8 @@ pub(super) enum Windows {
 /// Defaults of the classes of transformers.
 const WINDOW: usize = 4096;
 const FIRST_SLIDING: usize = 28;
+/// No model has more positions, so a larger window is as good as this one.
+const LARGEST_WINDOW: usize = 1 << 24;
 
 impl Windows {
     /// The window of each layer.
@@ -82,9 +84,8 @@ impl Windows {
                 other: format!("{} that is not true", fields.name("use_sliding_window")),
             }),
             (_, None) => Err(fields.missing("sliding_window")),
-            (_, Some(window)) => {
-                NonZeroUsize::new(window).ok_or_else(|| fields.unsupported("sliding_window"))
-            }
+            (_, Some(window)) => NonZeroUsize::new(window.min(LARGEST_WINDOW))
+                .ok_or_else(|| fields.unsupported("sliding_window")),
         }?;
         let windows = sliding.into_iter().map(|sliding| sliding.then_some(window));
         Ok(windows.collect())

@@ -50,7 +50,7 @@ impl ResidualCheckpoint {
         let lengths = state.lengths()?;
         let mut cache = Self::empty(&self.setup);
         cache.resident.restore(state, &lengths)?;
-        cache.tracker = StepTracker::at(&self.setup.shape, lengths);
+        cache.tracker = StepTracker::new(&self.setup.shape, lengths);
         Ok(cache)
     }
 }

@@ -16,20 +16,8 @@ use crate::{
 /// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an
 /// entry is its position. In a sliding-window layer the slot is the position, counted from the start of the oldest
 /// block in use. Appends happen in place, unless the buffers must grow.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use kv_direct::{cache::Projection, positions::Positions, storage::LayerStore};
-///
-/// let ones = Tensor::ones([1, 2, 3, 16], &Device::flex());
-/// let mut store = LayerStore::new(None);
-/// store.append(&Projection { keys: ones.clone(), values: ones }, &Positions::contiguous(&[0], &[3]));
-/// store.retain(|_sequence, position| position != 1);
-/// assert_eq!(store.read()?.positions().slots(0, 0)[..3], [0, Positions::EMPTY, 2]);
-/// # Ok::<(), kv_direct::cache::CacheError>(())
-/// ```
 #[derive(Clone, Default)]
-pub struct LayerStore {
+pub(crate) struct LayerStore {
     /// `[batch, kv_heads, head_dim, slots]` and `[batch, kv_heads, slots, head_dim]`. A tensor that leaves this
     /// struct is a second handle: appends copy until it is dropped.
     pub(super) buffers: Option<(Tensor<4>, Tensor<4>)>,
@@ -60,8 +48,7 @@ impl fmt::Debug for LayerStore {
 impl LayerStore {
     /// An empty store for a layer with this sliding window. A full-attention layer (`None`) holds everything until
     /// it is evicted.
-    #[must_use]
-    pub fn new(window: Option<NonZeroUsize>) -> Self {
+    pub(crate) fn new(window: Option<NonZeroUsize>) -> Self {
         Self {
             window,
             ..Self::default()
@@ -134,7 +121,7 @@ impl LayerStore {
     ///
     /// # Panics
     /// If batch, heads or `head_dim` differ from those of the entries held.
-    pub fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
+    pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
         self.resize(positions.sequences());
         self.append_from(0, new, positions)
     }
@@ -192,7 +179,7 @@ impl LayerStore {
     ///
     /// # Panics
     /// If nothing was ever stored.
-    pub fn read(&self) -> Result<KeysValues, CacheError> {
+    pub(crate) fn read(&self) -> Result<KeysValues, CacheError> {
         let (keys, values) = self
             .buffers
             .clone()
@@ -227,7 +214,7 @@ impl LayerStore {
 
     /// Evicts the entries for which `keep(sequence, position)` is false, in all KV heads. Their slots are free and
     /// still store finite numbers.
-    pub fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
         let lists = self.lists();
         for (list, slots) in self.slots.iter_mut().enumerate() {
             slots.retain(|position| keep(list / lists, position));

@@ -3,24 +3,30 @@
 use super::{layer::LayerStore, steps::StepTracker};
 use crate::{
     cache::{
-        CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape, Observation,
-        Observed, Span, State, Step, wrong,
+        CacheBackend, CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape,
+        Observation, Observed, Span, State, Step, wrong,
     },
     memory::MemoryReport,
 };
 
-/// A [`LayerStore`] for every layer, one [`StepTracker`], and the bytes of all.
+/// The keys and values of every layer, one [`StepTracker`], and the bytes of all.
 ///
-/// Its methods are those of [`CacheBackend`](crate::cache::CacheBackend) with the decisions left out: a backend on
-/// top of it decides what is evicted and when. Sliding-window layers keep what their window needs.
+/// It is a [`CacheBackend`] that evicts nothing by itself: a backend around it forwards to it and calls
+/// [`retain`](Self::retain) when something has to go. All KV heads of a layer hold the same entries. Sliding-window layers
+/// keep what their window needs. It asks attention for nothing; a backend that needs reports is a
+/// [`Policy`](crate::policy::Policy).
+///
+/// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an entry
+/// is its position. Appends happen in place, unless the buffers must grow; they grow by whole blocks of 512 slots.
 ///
 /// ```
 /// use burn::tensor::DType;
-/// use kv_direct::cache::{LayerIndex, ModelShape};
+/// use kv_direct::cache::{CacheBackend, LayerIndex, ModelShape};
 /// use kv_direct::{exact::conformance::KernelShapes, storage::LayerStores};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
-/// let stores = LayerStores::new(&shape);
+/// let mut stores = LayerStores::new(&shape);
+/// stores.retain(|_sequence, position| position % 2 == 0);
 /// assert_eq!(stores.memory().total(), 0);
 /// assert_eq!(stores.cached(LayerIndex::new(0)).sequences(), 0);
 /// ```
@@ -46,15 +52,13 @@ impl LayerStores {
             window => LayerStore::new(window),
         });
         Self {
-            tracker: StepTracker::new(shape),
+            tracker: StepTracker::new(shape, Vec::new()),
             layers: layers.collect(),
             peak: 0,
         }
     }
 
-    /// Where the cache stands.
-    #[must_use]
-    pub const fn tracker(&self) -> &StepTracker {
+    pub(crate) const fn tracker(&self) -> &StepTracker {
         &self.tracker
     }
 
@@ -62,27 +66,8 @@ impl LayerStores {
         self.tracker.shape()
     }
 
-    /// Opens a step. Sliding-window layers free what no later query sees.
-    ///
-    /// # Errors
-    /// As [`StepTracker::begin`].
-    pub fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
-        self.tracker.begin(step)?;
-        self.peak = 0;
-        for layer in 0..self.layers.len() {
-            let moved = self.layers[layer].slide(&self.tracker.anchor());
-            if moved > 0 {
-                self.hold(moved);
-            }
-        }
-        Ok(())
-    }
-
     /// Stores the span in the layer that is due. `wanted` is what attention must report of it.
-    ///
-    /// # Errors
-    /// As [`StepTracker::enter`].
-    pub fn store(
+    pub(crate) fn store(
         &mut self,
         layer: LayerIndex,
         span: &Span<'_>,
@@ -94,33 +79,15 @@ impl LayerStores {
         Ok(())
     }
 
-    /// Everything that a layer holds.
-    ///
-    /// # Errors
-    /// As [`LayerStore::read`].
-    ///
-    /// # Panics
-    /// If there is no such layer, or nothing was ever stored in it.
-    pub fn read(&self, layer: LayerIndex) -> Result<KeysValues, CacheError> {
-        self.layers[layer.index()].read()
-    }
-
     /// Checks a report of attention about the layer that was just stored.
-    ///
-    /// # Errors
-    /// As [`StepTracker::observe`].
-    pub fn observe(&mut self, layer: LayerIndex, observed: &Observed) -> Result<(), CacheError> {
+    pub(crate) fn check_report(
+        &mut self,
+        layer: LayerIndex,
+        observed: &Observed,
+    ) -> Result<(), CacheError> {
         let store = self.layers.get(layer.index());
         let slots = store.map_or(0, LayerStore::capacity);
         self.tracker.observe(layer, observed, slots)
-    }
-
-    /// Closes the step.
-    ///
-    /// # Errors
-    /// As [`StepTracker::commit`].
-    pub fn commit(&mut self) -> Result<(), CacheError> {
-        self.tracker.commit()
     }
 
     /// In full-attention layers, evicts the entries for which `keep(sequence, position)` is false, and frees the
@@ -155,65 +122,8 @@ impl LayerStores {
         self.peak = self.peak.max(held + moved);
     }
 
-    /// The positions that a next query could read: those held, as far as the layer's window reaches.
-    #[must_use]
-    pub fn cached(&self, layer: LayerIndex) -> CachedPositions {
-        let store = self.layers.get(layer.index());
-        let held = store.map_or_else(Vec::new, LayerStore::cached);
-        self.shape().readable(layer, self.tracker.lengths(), held)
-    }
-
-    /// Bytes held, by part.
-    #[must_use]
-    pub fn memory(&self) -> MemoryReport {
-        let mut report = LayerStore::report(&self.layers);
-        report.scratch_peak = self.peak.saturating_sub(report.total());
-        report
-    }
-
-    /// Shortens every sequence to its length in `to`. `oldest(sequence, length)` is the shortest length that is
-    /// possible after what was evicted from full-attention layers; 0 if nothing was.
-    ///
-    /// # Errors
-    /// As [`StepTracker::can_truncate`], and [`Irreversible`](CacheError::Irreversible) where a sliding window or
-    /// `oldest` forbids it.
-    pub fn truncate(
-        &mut self,
-        to: &[usize],
-        oldest: impl Fn(usize, usize) -> usize,
-    ) -> Result<(), CacheError> {
-        self.can_truncate(to, oldest)?;
-        if to.iter().all(|&to| to == 0) {
-            self.clear();
-        } else {
-            self.shorten(to);
-        }
-        Ok(())
-    }
-
-    /// Opens a draft: sliding-window layers keep everything from here on. The backend must not evict before its end.
-    ///
-    /// # Errors
-    /// As [`StepTracker::begin_draft`].
-    pub fn begin_draft(&mut self) -> Result<(), CacheError> {
-        self.tracker.begin_draft()
-    }
-
-    /// Ends the draft. Discarded tokens are removed.
-    ///
-    /// # Errors
-    /// As [`StepTracker::draft_start`].
-    pub fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
-        let start = self.tracker.draft_start()?;
-        self.tracker.end_draft();
-        match (draft, start) {
-            (Draft::Accept, _) => self.settle(),
-            (Draft::Discard, None) => self.clear(),
-            (Draft::Discard, Some(start)) => self.shorten(&start),
-        }
-        Ok(())
-    }
-
+    /// Checks a truncation. `oldest(sequence, length)` is the shortest length that is possible after what was evicted
+    /// from full-attention layers; 0 if nothing was.
     pub(crate) fn can_truncate(
         &self,
         to: &[usize],
@@ -253,16 +163,8 @@ impl LayerStores {
         self.peak = self.peak.max(self.memory().total() + beside);
     }
 
-    /// Changes the batch to these of its sequences, after [`StepTracker::can_select`].
-    pub fn select(&mut self, sequences: &[usize]) {
-        let layers = self.layers.iter_mut();
-        layers.for_each(|store| store.select(sequences));
-        self.tracker.select(sequences);
-        self.peak = 0;
-    }
-
     /// Adds lengths and entries to a state.
-    pub fn write(&self, state: &mut State) {
+    pub(crate) fn write(&self, state: &mut State) {
         state.insert_positions("lengths", self.tracker.lengths().iter().copied());
         for (layer, store) in self.layers.iter().enumerate() {
             store.write(layer, state);
@@ -270,10 +172,7 @@ impl LayerStores {
     }
 
     /// The same kind of stores with lengths and entries of a state. Nothing in the state is trusted.
-    ///
-    /// # Errors
-    /// [`State`](CacheError::State), [`Shape`](CacheError::Shape), [`Dtype`](CacheError::Dtype).
-    pub fn restored(&self, state: &State) -> Result<Self, CacheError> {
+    pub(crate) fn restored(&self, state: &State) -> Result<Self, CacheError> {
         let lengths = state.lengths()?;
         let layers = self.layers.iter().enumerate();
         let layers = layers.map(|(layer, store)| {
@@ -285,7 +184,7 @@ impl LayerStores {
         });
         Ok(Self {
             layers: layers.collect::<Result<_, _>>()?,
-            tracker: StepTracker::at(self.shape(), lengths),
+            tracker: StepTracker::new(self.shape(), lengths),
             peak: 0,
         })
     }
@@ -305,11 +204,115 @@ impl LayerStores {
         }
     }
 
-    /// Removes everything, a failed step and an open draft included.
-    pub fn clear(&mut self) {
-        self.tracker = StepTracker::new(self.shape());
+    /// A state of this kind without entries.
+    fn kind(&self) -> State {
+        State::new("layer_stores", [], self.shape())
+    }
+}
+
+impl CacheBackend for LayerStores {
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        self.tracker.begin(step)?;
+        self.peak = 0;
+        for layer in 0..self.layers.len() {
+            let moved = self.layers[layer].slide(&self.tracker.anchor());
+            if moved > 0 {
+                self.hold(moved);
+            }
+        }
+        Ok(())
+    }
+
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        self.store(layer, &span, Observation::Nothing)?;
+        self.layers[layer.index()].read()
+    }
+
+    fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
+        self.check_report(layer, &observed)
+    }
+
+    fn commit(&mut self) -> Result<(), CacheError> {
+        self.tracker.commit()
+    }
+
+    fn lengths(&self) -> &[usize] {
+        self.tracker.lengths()
+    }
+
+    fn cached(&self, layer: LayerIndex) -> CachedPositions {
+        let store = self.layers.get(layer.index());
+        let held = store.map_or_else(Vec::new, LayerStore::cached);
+        self.shape().readable(layer, self.tracker.lengths(), held)
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let mut report = LayerStore::report(&self.layers);
+        report.scratch_peak = self.peak.saturating_sub(report.total());
+        report
+    }
+
+    /// As [`CacheBackend::truncate`]. A sequence of which entries were evicted keeps its length, or becomes empty.
+    fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
+        let full = self.layers.iter().find(|store| !store.slides());
+        let evicted = |i: usize, length: usize| full.is_some_and(|store| store.used(i) < length);
+        let oldest = |i: usize, length: usize| if evicted(i, length) { length } else { 0 };
+        self.can_truncate(to, oldest)?;
+        if to.iter().all(|&to| to == 0) {
+            self.clear();
+        } else {
+            self.shorten(to);
+        }
+        Ok(())
+    }
+
+    fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.tracker.begin_draft()
+    }
+
+    fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        match (draft, self.tracker.end_draft()?) {
+            (Draft::Accept, _) => self.settle(),
+            (Draft::Discard, None) => self.clear(),
+            (Draft::Discard, Some(start)) => self.shorten(&start),
+        }
+        Ok(())
+    }
+
+    fn select_sequences(&mut self, sequences: &[usize]) -> Result<(), CacheError> {
+        self.tracker.can_select(sequences)?;
+        if sequences.is_empty() {
+            self.clear();
+        } else if !sequences.iter().copied().eq(0..self.lengths().len()) {
+            let layers = self.layers.iter_mut();
+            layers.for_each(|store| store.select(sequences));
+            self.tracker.select(sequences)?;
+            self.peak = 0;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State, CacheError> {
+        self.tracker.check_no_draft()?;
+        let mut state = self.kind();
+        self.write(&mut state);
+        Ok(state)
+    }
+
+    fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
+        state.check(&self.kind())?;
+        *self = self.restored(state)?;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.tracker = StepTracker::new(self.shape(), Vec::new());
         let layers = self.layers.iter_mut();
         layers.for_each(|store| *store = store.emptied());
         self.peak = 0;
+    }
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
     }
 }

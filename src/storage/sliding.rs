@@ -37,19 +37,15 @@ impl LayerStore {
         let mut keys = zeros([batch, heads, width, whole], options);
         let mut values = zeros([batch, heads, whole, width], options);
         let together = moved.iter().all(|by| *by == moved[0]);
-        for sequence in 0..if together { 1 } else { batch } {
-            let (sequences, end) = if together {
-                (0..batch, most)
-            } else {
-                (sequence..sequence + 1, ends[sequence])
-            };
-            if end == 0 {
-                continue;
-            }
-            let from = moved[sequences.start]..moved[sequences.start] + end;
+        let groups = match together {
+            true => vec![(0..batch, most)],
+            false => (0..batch).map(|i| (i..i + 1, ends[i])).collect(),
+        };
+        for (sequences, end) in groups.into_iter().filter(|(_, end)| *end > 0) {
+            let by = moved[sequences.start];
             let part = |tensor: &Tensor<4>, dim| {
                 let part = tensor.clone().slice_dim(0, sequences.clone());
-                part.slice_dim(dim, from.clone())
+                part.slice_dim(dim, by..by + end)
             };
             let at = [sequences.clone(), 0..heads, 0..width, 0..end];
             keys = keys.slice_assign(at, part(&old_keys, 3));

@@ -14,7 +14,7 @@ use crate::cache::{CacheError, LayerIndex, ModelShape, Observation, Observed, Sp
 /// use kv_direct::{exact::conformance::KernelShapes, storage::StepTracker};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
-/// let mut tracker = StepTracker::new(&shape);
+/// let mut tracker = StepTracker::new(&shape, vec![]);
 /// tracker.begin(&Step::new(vec![vec![7, 8]].into(), &[0])?)?;
 /// assert_eq!((tracker.lengths(), tracker.lengths_after()), (&[0][..], vec![2]));
 /// let refused = tracker.commit().unwrap_err();
@@ -46,15 +46,9 @@ struct OpenStep {
 }
 
 impl StepTracker {
-    /// For an empty cache of a model of this shape.
+    /// For a cache of a model of this shape that has processed these many tokens of every sequence; none for an empty one.
     #[must_use]
-    pub fn new(shape: &ModelShape) -> Self {
-        Self::at(shape, Vec::new())
-    }
-
-    /// For a cache that has processed these many tokens of every sequence.
-    #[must_use]
-    pub fn at(shape: &ModelShape, lengths: Vec<usize>) -> Self {
+    pub fn new(shape: &ModelShape, lengths: Vec<usize>) -> Self {
         Self {
             shape: shape.clone(),
             last: lengths.clone(),
@@ -66,8 +60,7 @@ impl StepTracker {
     }
 
     /// The model's shape.
-    #[must_use]
-    pub const fn shape(&self) -> &ModelShape {
+    pub(crate) const fn shape(&self) -> &ModelShape {
         &self.shape
     }
 

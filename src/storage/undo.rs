@@ -5,10 +5,7 @@ use crate::cache::CacheError;
 
 impl StepTracker {
     /// Checks that neither a step nor a draft is open.
-    ///
-    /// # Errors
-    /// [`Poisoned`](CacheError::Poisoned), [`DraftOpen`](CacheError::DraftOpen).
-    pub fn check_no_draft(&self) -> Result<(), CacheError> {
+    pub(crate) fn check_no_draft(&self) -> Result<(), CacheError> {
         self.check_idle()?;
         if self.draft.is_some() {
             return Err(CacheError::DraftOpen);
@@ -19,34 +16,26 @@ impl StepTracker {
     /// Opens a draft at the present lengths.
     ///
     /// # Errors
-    /// As [`check_no_draft`](Self::check_no_draft).
+    /// [`Poisoned`](CacheError::Poisoned), [`DraftOpen`](CacheError::DraftOpen).
     pub fn begin_draft(&mut self) -> Result<(), CacheError> {
         self.check_no_draft()?;
         self.draft = Some(self.lengths.clone());
         Ok(())
     }
 
-    /// Checks that a draft is open and no step is. Returns the length of every sequence when the draft began, or
-    /// nothing if there was no sequence yet.
+    /// Closes the draft, and returns the length of every sequence when it began, or nothing if there was no sequence yet.
+    /// Its tokens stay until they are [truncated](Self::truncate).
     ///
     /// # Errors
     /// [`Poisoned`](CacheError::Poisoned), [`NoDraft`](CacheError::NoDraft).
-    pub fn draft_start(&self) -> Result<Option<Vec<usize>>, CacheError> {
+    pub fn end_draft(&mut self) -> Result<Option<Vec<usize>>, CacheError> {
         self.check_idle()?;
-        match &self.draft {
-            None => Err(CacheError::NoDraft),
-            Some(lengths) => Ok((!lengths.is_empty()).then(|| lengths.clone())),
-        }
-    }
-
-    /// Closes the draft. Its tokens stay until they are [truncated](Self::truncate).
-    pub fn end_draft(&mut self) {
-        self.draft = None;
+        let start = self.draft.take().ok_or(CacheError::NoDraft)?;
+        Ok((!start.is_empty()).then_some(start))
     }
 
     /// Whether a draft is open.
-    #[must_use]
-    pub const fn is_draft(&self) -> bool {
+    pub(crate) const fn is_draft(&self) -> bool {
         self.draft.is_some()
     }
 
@@ -105,10 +94,7 @@ impl StepTracker {
     }
 
     /// Checks a choice of sequences.
-    ///
-    /// # Errors
-    /// As [`check_no_draft`](Self::check_no_draft), and [`NoSequence`](CacheError::NoSequence).
-    pub fn can_select(&self, sequences: &[usize]) -> Result<(), CacheError> {
+    pub(crate) fn can_select(&self, sequences: &[usize]) -> Result<(), CacheError> {
         self.check_no_draft()?;
         let held = self.lengths.len();
         match sequences.iter().find(|&&sequence| sequence >= held) {
@@ -120,10 +106,16 @@ impl StepTracker {
         }
     }
 
-    /// Changes the batch to these of its sequences, after [`can_select`](Self::can_select).
-    pub fn select(&mut self, sequences: &[usize]) {
+    /// Changes the batch to these of its sequences.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`DraftOpen`](CacheError::DraftOpen),
+    /// [`NoSequence`](CacheError::NoSequence).
+    pub fn select(&mut self, sequences: &[usize]) -> Result<(), CacheError> {
+        self.can_select(sequences)?;
         let of = |lengths: &[usize]| sequences.iter().map(|&i| lengths[i]).collect();
         self.last.resize(self.lengths.len(), 0);
         (self.lengths, self.last) = (of(&self.lengths), of(&self.last));
+        Ok(())
     }
 }

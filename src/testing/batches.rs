@@ -15,7 +15,7 @@ use crate::cache::CacheBackend;
 ///
 /// # Panics
 /// If the law is broken.
-pub fn sequences_do_not_depend_on_each_other(contract: &Contract, device: &Device) {
+pub(super) fn sequences_do_not_depend_on_each_other(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
@@ -35,7 +35,7 @@ pub fn sequences_do_not_depend_on_each_other(contract: &Contract, device: &Devic
 ///
 /// # Panics
 /// If the law is broken.
-pub fn heads_do_not_depend_on_the_batch(contract: &Contract, device: &Device) {
+pub(super) fn heads_do_not_depend_on_the_batch(contract: &Contract, device: &Device) {
     let models = all_models(device);
     for model in models
         .iter()

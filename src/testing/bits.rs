@@ -14,7 +14,7 @@ use super::{
 ///
 /// # Panics
 /// If the law is broken.
-pub fn an_ample_budget_equals_full_kv(contract: &Contract, device: &Device) {
+pub(super) fn an_ample_budget_equals_full_kv(contract: &Contract, device: &Device) {
     let models = all_models(device);
     let budgets: &[usize] = if contract.lossless {
         &[AMPLE, TIGHT]
@@ -45,7 +45,7 @@ pub fn an_ample_budget_equals_full_kv(contract: &Contract, device: &Device) {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn bits_repeat(contract: &Contract, device: &Device) {
+pub(super) fn bits_repeat(contract: &Contract, device: &Device) {
     let models = models(device);
     let law = "bits repeat";
     for model in models

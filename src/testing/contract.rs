@@ -7,10 +7,10 @@ use burn::tensor::Device;
 use crate::cache::{CacheBackend, ModelShape};
 
 /// A budget, in entries, that most texts of the suite exceed.
-pub const TIGHT: usize = 8;
+pub(super) const TIGHT: usize = 8;
 
 /// A budget, in entries, that no text of the suite exceeds.
-pub const AMPLE: usize = 1024;
+pub(super) const AMPLE: usize = 1024;
 
 /// How a backend is built, and what it claims.
 ///

@@ -17,7 +17,7 @@ use crate::cache::{CacheBackend, CacheError, Draft};
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_discarded_draft_leaves_no_trace(contract: &Contract, device: &Device) {
+pub(super) fn a_discarded_draft_leaves_no_trace(contract: &Contract, device: &Device) {
     let law = "a discarded draft leaves no trace";
     each(contract, device, |model, text, at| {
         let mut run = TestRun::new(law, contract, model, TIGHT);
@@ -67,14 +67,14 @@ pub fn a_discarded_draft_leaves_no_trace(contract: &Contract, device: &Device) {
 }
 
 /// After [`Accept`](Draft::Accept), entries are evicted as if the accepted tokens had come in one step. A prompt that
-/// ends within the draft ends where a step said so.
+/// ends within the draft ends with the step that marks its end.
 ///
 /// The cached positions are those of a cache that processed the accepted tokens in one step. In later steps, the bits
 /// are those of a cache that processed them in one step of a draft. A draft without accepted tokens leaves no trace.
 ///
 /// # Panics
 /// If the law is broken.
-pub fn an_accepted_draft_equals_one_step(contract: &Contract, device: &Device) {
+pub(super) fn an_accepted_draft_equals_one_step(contract: &Contract, device: &Device) {
     let law = "an accepted draft equals one step";
     each(contract, device, |model, text, at| {
         for accepted in [0, 3, 6] {
@@ -85,7 +85,7 @@ pub fn an_accepted_draft_equals_one_step(contract: &Contract, device: &Device) {
             };
             let (mut run, mut once, mut plain) = (make(), make(), make());
             let (before, mut steps) = (run.lengths.clone(), drafted(&text[0]));
-            // A prompt ends with the step that says so: here with the whole draft.
+            // A prompt ends with the step that marks its end: here with the whole draft.
             if run.prompts.is_empty() || run.prompts.iter().any(Option::is_none) {
                 steps = vec![joined(&steps)];
             }

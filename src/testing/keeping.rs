@@ -18,7 +18,7 @@ use crate::cache::CacheBackend;
 ///
 /// # Panics
 /// If the law is broken.
-pub fn cached_is_what_the_next_step_reads(contract: &Contract, device: &Device) {
+pub(super) fn cached_is_what_the_next_step_reads(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
@@ -141,7 +141,7 @@ fn check(run: &TestRun<'_>, contract: &Contract) {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn the_budget_holds_after_each_step(contract: &Contract, device: &Device) {
+pub(super) fn the_budget_holds_after_each_step(contract: &Contract, device: &Device) {
     let models = models(device);
     let long = text(23, 0, &[[530], [1], [1], [20], [1], [1]]);
     // The prompt of the first sequence ends before that of the second.

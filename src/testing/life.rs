@@ -22,7 +22,7 @@ fn through(run: &mut TestRun<'_>, text: &[TextStep]) -> Vec<(Logits, Snapshot)> 
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_cleared_cache_is_as_new(contract: &Contract, device: &Device) {
+pub(super) fn a_cleared_cache_is_as_new(contract: &Contract, device: &Device) {
     let models = models(device);
     let law = "a cleared cache is as new";
     for model in models
@@ -91,7 +91,7 @@ pub fn a_cleared_cache_is_as_new(contract: &Contract, device: &Device) {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn caches_are_independent(contract: &Contract, device: &Device) {
+pub(super) fn caches_are_independent(contract: &Contract, device: &Device) {
     let models = models(device);
     let law = "caches are independent";
     for model in models

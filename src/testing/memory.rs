@@ -28,7 +28,7 @@ use crate::{
 ///
 /// # Panics
 /// If the law is broken.
-pub fn memory_is_what_is_held(contract: &Contract, device: &Device) {
+pub(super) fn memory_is_what_is_held(contract: &Contract, device: &Device) {
     let models = models(device);
     let law = "memory is what is held";
     for model in models

@@ -16,7 +16,7 @@ use super::{
 ///
 /// # Panics
 /// If the law is broken.
-pub fn the_newest_entries_are_readable(contract: &Contract, device: &Device) {
+pub(super) fn the_newest_entries_are_readable(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
@@ -59,7 +59,7 @@ pub fn the_newest_entries_are_readable(contract: &Contract, device: &Device) {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn entries_are_returned_as_stored(contract: &Contract, device: &Device) {
+pub(super) fn entries_are_returned_as_stored(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()

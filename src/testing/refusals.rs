@@ -20,7 +20,7 @@ use crate::{
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_refused_call_changes_nothing(contract: &Contract, device: &Device) {
+pub(super) fn a_refused_call_changes_nothing(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()
@@ -130,7 +130,7 @@ fn shifted(run: &mut TestRun<'_>, by: isize) -> Result<(), CacheError> {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) {
+pub(super) fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) {
     let models = models(device);
     let law = "a failed step needs a clear";
     for model in models

@@ -17,7 +17,7 @@ use crate::cache::{CacheBackend, CacheError, Draft, ModelShape, State, Step};
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_state_continues_elsewhere(contract: &Contract, device: &Device) {
+pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) {
     let law = "a state continues elsewhere";
     each(contract, !contract.sessions, device, |model, text| {
         let mut run = TestRun::new(law, contract, model, TIGHT);
@@ -124,7 +124,7 @@ pub fn a_state_continues_elsewhere(contract: &Contract, device: &Device) {
 ///
 /// # Panics
 /// If the law is broken.
-pub fn selected_sequences_continue_as_alone(contract: &Contract, device: &Device) {
+pub(super) fn selected_sequences_continue_as_alone(contract: &Contract, device: &Device) {
     let law = "selected sequences continue as alone";
     let selections = [&[2, 0][..], &[1, 1, 3], &[0, 1, 2, 3], &[3]];
     each(contract, contract.sessions, device, |model, text| {
@@ -199,7 +199,7 @@ pub fn selected_sequences_continue_as_alone(contract: &Contract, device: &Device
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_parked_cache_continues(contract: &Contract, device: &Device) {
+pub(super) fn a_parked_cache_continues(contract: &Contract, device: &Device) {
     let law = "a parked cache continues";
     each(contract, true, device, |model, text| {
         for at in [1, 3, text.len() - 1] {

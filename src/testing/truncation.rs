@@ -19,7 +19,7 @@ use crate::cache::{CacheBackend, CacheError};
 ///
 /// # Panics
 /// If the law is broken.
-pub fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
+pub(super) fn a_truncation_is_exact_or_refused(contract: &Contract, device: &Device) {
     let models = models(device);
     for model in models
         .iter()

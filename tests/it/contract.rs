@@ -1,6 +1,5 @@
 //! The contract suite over every backend.
 
-use crate::support::PlanKind;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
@@ -15,6 +14,8 @@ use kv_direct::{
     testing::Contract,
 };
 
+use crate::support::caches::PlanKind;
+
 /// A probe for each shape of the suite's models, made once.
 fn probe(shape: &ModelShape, device: &Device) -> Conformance {
     static MADE: Mutex<Vec<(ModelShape, Conformance)>> = Mutex::new(Vec::new());
@@ -27,10 +28,10 @@ fn probe(shape: &ModelShape, device: &Device) -> Conformance {
     probe
 }
 
-/// `less` rows fewer than the budget are exact.
-fn residual(floor: PlanKind, less: usize) -> Contract {
+/// A plan with `less` hot tokens fewer than the budget.
+fn residual(plan_kind: PlanKind, less: usize) -> Contract {
     let contract = Contract::lossless(move |shape, device, budget| {
-        let plan = floor.plan(shape).with_hot(budget - less);
+        let plan = plan_kind.plan(shape).with_hot(budget - less);
         let config = ResidualConfig::new(plan).even_if_larger();
         ResidualCheckpoint::new(shape, &probe(shape, device), config).expect("the probe passed")
     });
@@ -40,12 +41,12 @@ fn residual(floor: PlanKind, less: usize) -> Contract {
         .with_parking()
 }
 
-/// Keys and values of the first layer that shows all keys are kept, those of the others replayed from ids.
+/// Keys and values of the first full-attention layer are stored, those of the others rebuilt from ids.
 fn first_kept() -> Contract {
     let contract = Contract::lossless(|shape, device, budget| {
         let mut plan = vec![Retain::Nothing; shape.layers()];
         let first = shape.windows.iter().position(Option::is_none);
-        plan[first.expect("a layer that shows all keys")] = Retain::KeysValues;
+        plan[first.expect("a full-attention layer")] = Retain::KeysValues;
         let plan = Plan::new(shape, plan).expect("a plan for these layers");
         let plan = plan.with_hot(budget);
         ResidualCheckpoint::new(shape, &probe(shape, device), plan).expect("the probe passed")
@@ -56,7 +57,7 @@ fn first_kept() -> Contract {
 fn streaming(indexing: Indexing) -> Contract {
     Contract::lossy(move |shape, _, budget| {
         let config = StreamingLlmConfig::new(budget - 3).with_sinks(3);
-        StreamingLlm::new(shape, config.with_indexing(indexing)).expect("recent rows")
+        StreamingLlm::new(shape, config.with_indexing(indexing)).expect("recent tokens")
     })
 }
 
@@ -89,16 +90,16 @@ kv_direct::contract_tests! {
     on Device::flex();
     full_kv => Contract::lossless(|shape, _, _| FullKv::new(shape));
     residual_checkpoint => residual(PlanKind::Tokens, 0).with_every_truncation();
-    residual_checkpoint_without_exact_rows => residual(PlanKind::Tokens, 8).with_every_truncation();
-    residual_checkpoint_over_residuals => residual(PlanKind::Residuals, 0).with_every_truncation();
-    residual_checkpoint_with_a_layer_kept => first_kept().with_parking();
+    residual_checkpoint_without_hot_tokens => residual(PlanKind::Tokens, 8).with_every_truncation();
+    residual_checkpoint_of_residuals => residual(PlanKind::Residuals, 0).with_every_truncation();
+    residual_checkpoint_with_a_stored_layer => first_kept().with_parking();
     window => Contract::lossy(|shape, _, budget| Window::new(shape, budget).expect("a budget"));
     h2o => h2o(2);
     streaming_llm => streaming(Indexing::Original);
     streaming_llm_re_indexed => streaming(Indexing::CacheIndex).with_rotated_keys().without_sliding_windows();
     snap_kv => snap_kv();
     tova => tova(false);
-    tova_with_the_last_row_protected => tova(true);
+    tova_with_the_newest_entry_protected => tova(true);
     boxed => Contract::lossy(|shape, _, budget| -> Box<dyn CacheBackend> {
         Box::new(Window::new(shape, budget).expect("a budget"))
     });

@@ -1,0 +1,261 @@
+//! States that were changed: refused with a reason, and never a panic, then or later.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::tensor::Tensor;
+use kv_direct::{
+    cache::{CacheBackend, CacheError, Draft, Entry, State},
+    model::{Decoder, Input},
+};
+
+use crate::support::{
+    caches::{CacheExt as _, PlanKind, options, seen},
+    kinds::{FIRST_SLIDING, Held, Kind, decoders, kinds},
+    models::slides,
+    random::tokens,
+    simulator::Policy,
+    test_run::TestRun,
+};
+
+/// The same state without an entry, or with another in its place.
+fn with(state: &State, decoder: &Decoder, name: &str, entry: Option<Entry>) -> State {
+    let mut new = State::new(state.backend(), options(state), &decoder.shape());
+    for (other, entry) in state.entries().filter(|(other, _)| *other != name) {
+        new.insert(other, entry.clone());
+    }
+    if let Some(entry) = entry {
+        new.insert(name, entry);
+    }
+    new
+}
+
+/// Entries that may have been put in the place of this one.
+fn forged(entry: &Entry) -> Vec<Entry> {
+    let mut all = vec![
+        Entry::Integers(vec![]),
+        Entry::Integers(vec![u64::MAX - 1]),
+        Entry::Ids(vec![]),
+        Entry::Floats(vec![]),
+        Entry::Floats(vec![f32::NAN; 3]),
+    ];
+    match entry {
+        Entry::Tensor(tensor) => {
+            let [a, b, c, d] = tensor.dims();
+            let options = (&tensor.device(), tensor.dtype());
+            for dims in [
+                [a + 1, b, c, d],
+                [a, b + 1, c, d],
+                [a, b, c + 1, d],
+                [a, b, c, d + 1],
+            ] {
+                all.push(Entry::Tensor(Tensor::zeros(dims, options)));
+            }
+            all.push(Entry::Tensor(tensor.clone().cast(burn::tensor::DType::F64)));
+        }
+        Entry::Integers(values) => {
+            let each = |change: &dyn Fn(u64) -> u64| {
+                let ends = [0, values.len().saturating_sub(1)];
+                ends.into_iter()
+                    .filter(|&at| at < values.len())
+                    .map(|at| {
+                        let mut new = values.clone();
+                        new[at] = change(new[at]);
+                        Entry::Integers(new)
+                    })
+                    .collect::<Vec<_>>()
+            };
+            all.extend(each(&|value| value.wrapping_add(1)));
+            all.extend(each(&|value| value.wrapping_sub(1)));
+            all.extend(each(&|_| 0));
+            all.extend(each(&|_| 1 << 33));
+            all.extend(each(&|_| u64::from(u32::MAX)));
+            all.extend(each(&|_| u64::MAX));
+            all.extend(each(&|_| u64::MAX - 3));
+            all.push(Entry::Integers([&values[..], &[0]].concat()));
+            all.push(Entry::Integers([&values[..], &values[..]].concat()));
+            all.push(Entry::Integers(
+                values[..values.len().saturating_sub(1)].to_vec(),
+            ));
+            all.push(Entry::Integers(values.iter().rev().copied().collect()));
+        }
+        Entry::Ids(values) => {
+            all.push(Entry::Ids([&values[..], &[0]].concat()));
+            all.push(Entry::Ids(
+                values[..values.len().saturating_sub(1)].to_vec(),
+            ));
+            all.push(Entry::Ids(vec![u32::MAX; values.len()]));
+        }
+        Entry::Floats(values) => {
+            all.push(Entry::Floats([&values[..], &[0.0]].concat()));
+            all.push(Entry::Floats(
+                values[..values.len().saturating_sub(1)].to_vec(),
+            ));
+            all.push(Entry::Floats(vec![f32::NAN; values.len()]));
+            all.push(Entry::Floats(vec![f32::INFINITY; values.len()]));
+        }
+        _ => {}
+    }
+    all
+}
+
+/// Calls everything for a while. A call may be refused, but must not panic.
+fn exercise(decoder: &Decoder, cache: &mut dyn CacheBackend) {
+    let sequences = cache.lengths().len().max(1);
+    for step in 0..3u64 {
+        let batch: Vec<_> = (0..sequences as u64)
+            .map(|sequence| tokens(step + sequence, 2))
+            .collect();
+        let input = Input::from(batch).more_follows(step == 0);
+        if decoder.forward(input, cache).is_err() {
+            break;
+        }
+        let _ = seen(cache, decoder.shape().layers());
+        for layer in 0..decoder.shape().layers() {
+            let cached = cache.cached(kv_direct::cache::LayerIndex::new(layer));
+            assert_eq!(cached.sequences(), cache.lengths().len());
+        }
+    }
+    let _ = cache.state();
+    let ends: Vec<usize> = (0..sequences)
+        .map(|sequence| cache.length(sequence).saturating_sub(3))
+        .collect();
+    let _ = cache.truncate(&ends);
+    let _ = cache.begin_draft();
+    let _ = decoder.forward(vec![vec![1, 2]; sequences], cache);
+    let _ = cache.end_draft(Draft::Accept);
+    let _ = cache.park();
+    let _ = cache.select_sequences(&[0, 0]);
+    let _ = decoder.forward(vec![vec![1], vec![2]], cache);
+    cache.clear();
+    assert_eq!(cache.memory().total(), 0);
+}
+
+fn started(decoder: &'static Decoder, kind: Kind) -> TestRun {
+    let mut run = TestRun::new(decoder, kind);
+    run.feed(&[9, 2], true, 1);
+    run.feed(&[1, 4], true, 2);
+    run
+}
+
+/// Each entry of a state is removed or replaced. While the prompt is open, policies hold the most.
+#[test]
+fn a_changed_entry_is_refused_or_harmless_never_a_panic() {
+    let mut panicked = Vec::new();
+    for (decoder, kind) in [&decoders()[1], &decoders()[FIRST_SLIDING]]
+        .into_iter()
+        .flat_map(|decoder| kinds().into_iter().map(move |kind| (decoder, kind)))
+    {
+        if let (
+            true,
+            Kind::Policy(Policy::Streaming {
+                reindexed: true, ..
+            }),
+        ) = (slides(decoder), kind)
+        {
+            continue;
+        }
+        let mut run = started(decoder, kind);
+        for over in [false, true] {
+            if over {
+                run.feed(&[1, 1], false, 3);
+                run.feed(&[1, 1], false, 4);
+            }
+            let state = run.held.get().state().expect("no draft");
+            for (name, entry) in state
+                .entries()
+                .filter(|(name, _)| !name.starts_with("layer.2"))
+            {
+                let missing = std::iter::once(None);
+                let forged = missing.chain(forged(entry).into_iter().map(Some));
+                for (index, entry) in forged.enumerate() {
+                    let forged = with(&state, decoder, name, entry.clone());
+                    let result = catch_unwind(AssertUnwindSafe(|| {
+                        let mut cache = run.held.get().fork();
+                        let before = seen(&*cache, decoder.shape().layers());
+                        match cache.set_state(&forged) {
+                            Ok(()) => exercise(decoder, &mut *cache),
+                            Err(
+                                CacheError::State { .. }
+                                | CacheError::Shape { .. }
+                                | CacheError::Dtype { .. },
+                            ) => assert_eq!(seen(&*cache, decoder.shape().layers()), before),
+                            Err(other) => panic!("{other:?}"),
+                        }
+                    }));
+                    if result.is_err() {
+                        let entry = format!("{entry:?}");
+                        let entry: String = entry.chars().take(300).collect();
+                        panicked.push(format!("{kind:?}, {over}: {name} as {index}: {entry}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(panicked.is_empty(), "{}", panicked.join("\n"));
+}
+
+/// A cache cannot continue without these.
+#[test]
+fn missing_entries_are_refused() {
+    for decoder in [&decoders()[1], &decoders()[FIRST_SLIDING]] {
+        for kind in kinds() {
+            if let (
+                true,
+                Kind::Policy(Policy::Streaming {
+                    reindexed: true, ..
+                }),
+            ) = (slides(decoder), kind)
+            {
+                continue;
+            }
+            let run = started(decoder, kind);
+            let state = run.held.get().state().expect("no draft");
+            for (name, _) in state.entries() {
+                let parts = [
+                    "lengths", "prompts", "ids", "keys", "values", "slots", "bases", "from",
+                ];
+                if !parts.iter().any(|part| name.ends_with(part)) || name.contains("lengths.") {
+                    continue;
+                }
+                // Entries that can be rebuilt may be missing, in all layers that have them.
+                let rebuilds = matches!(kind, Kind::Residual { .. });
+                if rebuilds && slides(decoder) && name == "layer.1.keys" {
+                    continue;
+                }
+                let mut cache = run.held.get().fork();
+                let refused = cache.set_state(&with(&state, decoder, name, None));
+                assert!(
+                    matches!(refused, Err(CacheError::State { .. })),
+                    "{kind:?} without {name}, slides {}: {refused:?}",
+                    slides(decoder)
+                );
+            }
+        }
+    }
+}
+
+/// A cache marked as parked holds no entries that it can rebuild.
+#[test]
+fn entries_beside_a_parked_mark_are_refused() {
+    for decoder in [&decoders()[1], &decoders()[FIRST_SLIDING]] {
+        for hot in [2, usize::MAX] {
+            let plan_kind = PlanKind::Tokens;
+            let run = started(decoder, Kind::Residual { hot, plan_kind });
+            let state = run.held.get().state().expect("no draft");
+            for value in [vec![1], vec![2], vec![], vec![0, 0]] {
+                let forged = with(
+                    &state,
+                    decoder,
+                    "parked",
+                    Some(Entry::Integers(value.clone())),
+                );
+                let mut cache = Held::new(decoder, run.kind);
+                let refused = cache.get_mut().set_state(&forged);
+                assert!(
+                    matches!(refused, Err(CacheError::State { .. })),
+                    "{value:?} with {hot}: {refused:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The operations whose bits must repeat.
+
+mod attention;
+mod conformance;
+mod dtypes;
+mod threads;

@@ -1,0 +1,4 @@
+//! Decoding over token ids.
+
+mod generation;
+mod sampling;

@@ -1,0 +1,7 @@
+//! What is evicted.
+
+mod at_prompt_end;
+mod golden;
+mod limits;
+mod random_rules;
+mod rules;

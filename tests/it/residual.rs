@@ -1,0 +1,12 @@
+//! `ResidualCheckpoint`.
+
+mod bits;
+mod byte_budget;
+mod byte_budget_edges;
+mod certified;
+mod half_width;
+mod live_bytes;
+mod parking;
+mod plans;
+mod replays;
+mod setup;

@@ -1,0 +1,3 @@
+//! Where entries are stored.
+
+mod sliding;
