@@ -14,9 +14,9 @@
 //!   sums are added block by block, and the result is divided once.
 //! * [`rms_norm`] computes one reduction for every row.
 //!
-//! None of this is assumed to hold on a given device and dtype: [`conformance`] measures it.
+//! None of this is assumed to hold on a given device and dtype: [`Conformance`] measures it.
 
-pub mod conformance;
+mod conformance;
 
 mod attention;
 mod linear;
@@ -30,6 +30,7 @@ pub(crate) use self::pool::both;
 pub(crate) use self::{attention::attention_scratch, pool::in_pool, zeros::zeros};
 pub use self::{
     attention::{AttentionParams, attention},
+    conformance::{Check, CheckKind, Conformance, KernelShapes, Subject},
     linear::linear,
     norm::rms_norm,
     observed::{attention_with_column_sums, attention_with_last_queries},

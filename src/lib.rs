@@ -8,26 +8,41 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod cache;
-pub mod exact;
+// Leaves: bytes by part, positions as data, what tells models apart, files.
 #[cfg(any(feature = "pretrained", feature = "session", feature = "text"))]
 mod files;
 #[cfg(any(feature = "model", feature = "session"))]
 mod fingerprint;
+pub mod memory;
+pub mod positions;
+
+// The operations whose bits must repeat, and a probe that measures whether they do.
+pub mod exact;
+
+// The contract between a decoder and its cache. Read this first.
+pub mod cache;
+
+// Where entries are stored: for authors of backends.
+pub mod storage;
+
+// What is evicted: for authors of policies. Holds every backend but one.
+pub mod policy;
+
+// What is dropped and rebuilt, to the bit.
+pub mod residual;
+
+// What that costs, and the cheapest way within a byte budget.
+pub mod planner;
+
+// The decoder, and what surrounds it; a feature each.
 #[cfg(feature = "generate")]
 pub mod generate;
-pub mod memory;
 #[cfg(feature = "model")]
 pub mod model;
-pub mod planner;
-pub mod policy;
-pub mod positions;
 #[cfg(feature = "pretrained")]
 pub mod pretrained;
-pub mod residual;
 #[cfg(feature = "session")]
 pub mod session;
-pub mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "text")]

@@ -33,7 +33,7 @@ pub use self::{
 };
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{conformance::Conformance, in_pool, linear, rms_norm},
+    exact::{Conformance, in_pool, linear, rms_norm},
     positions::Positions,
 };
 

@@ -39,7 +39,7 @@ use crate::{
         CacheBackend, CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape,
         Observation, Span, State, Step,
     },
-    exact::conformance::Conformance,
+    exact::Conformance,
     memory::MemoryReport,
     storage::{LayerStore, StepTracker},
 };

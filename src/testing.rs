@@ -6,7 +6,7 @@
 //! declared. [`contract_tests!`](crate::contract_tests) makes a test of every law.
 //!
 //! Laws compare bits, so the device must repeat bits for `FullKv`: see
-//! [`Conformance`](crate::exact::conformance::Conformance).
+//! [`Conformance`](crate::exact::Conformance).
 //!
 //! # The laws
 //! | law | what holds |

@@ -5,22 +5,17 @@
 /// ```
 /// use kv_direct::cache::CachedPositions;
 ///
-/// let cached = CachedPositions::shared(vec![vec![0, 1, 5]]);
+/// // One sequence, whose KV heads share a list.
+/// let cached = CachedPositions::new(vec![vec![vec![0, 1, 5]]]);
 /// assert_eq!(cached.sequence(0), [vec![0, 1, 5]]);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedPositions(Vec<Vec<Vec<usize>>>);
 
 impl CachedPositions {
-    /// One list for every sequence, shared by its KV heads.
+    /// The lists of every sequence: a single one if all KV heads share it, else one for each KV head.
     #[must_use]
-    pub fn shared(sequences: Vec<Vec<usize>>) -> Self {
-        Self(sequences.into_iter().map(|list| vec![list]).collect())
-    }
-
-    /// A list for every sequence and KV head.
-    #[must_use]
-    pub const fn per_head(sequences: Vec<Vec<Vec<usize>>>) -> Self {
+    pub const fn new(sequences: Vec<Vec<Vec<usize>>>) -> Self {
         Self(sequences)
     }
 

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 
 use crate::{
     cache::Observation,
-    exact::conformance::{Conformance, Subject},
+    exact::{Conformance, Subject},
     positions::Positions,
 };
 

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 
 use crate::{
     cache::{CacheError, CachedPositions, LayerIndex},
-    exact::{attention_scratch, conformance::KernelShapes},
+    exact::{KernelShapes, attention_scratch},
     positions::visible,
 };
 
@@ -14,7 +14,7 @@ use crate::{
 ///
 /// ```
 /// use burn::tensor::DType;
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// // SmolLM2-135M in f32: keys and values of a token, and one residual per layer.
 /// let shape = ModelShape::new(30, 576, DType::F32, KernelShapes::new(9, 3, 64));
@@ -84,7 +84,7 @@ impl ModelShape {
                 list.retain(|&position| visible(next, position, window));
             }
         }
-        CachedPositions::per_head(held)
+        CachedPositions::new(held)
     }
 
     /// Checks that the sizes are those of a model.
@@ -166,8 +166,7 @@ impl ModelShape {
     }
 
     /// Elements of the keys (or of the values) of one token at one layer.
-    #[must_use]
-    pub const fn kv_width(&self) -> usize {
+    pub(crate) const fn kv_width(&self) -> usize {
         self.kernels.kv_heads * self.kernels.head_dim
     }
 

@@ -14,7 +14,7 @@ use crate::cache::{CacheError, ModelShape};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::cache::{CacheBackend, Entry, ModelShape, State};
-/// use kv_direct::{FullKv, exact::conformance::KernelShapes};
+/// use kv_direct::{FullKv, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let state = FullKv::new(&shape).state()?;

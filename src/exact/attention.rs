@@ -30,20 +30,6 @@ impl AttentionParams {
             softcap: None,
         }
     }
-
-    /// Sets the window; `None` for a full-attention layer.
-    #[must_use]
-    pub const fn with_window(mut self, window: Option<NonZeroUsize>) -> Self {
-        self.window = window;
-        self
-    }
-
-    /// Sets the soft cap; `None` for none.
-    #[must_use]
-    pub const fn with_softcap(mut self, softcap: Option<f64>) -> Self {
-        self.softcap = softcap;
-        self
-    }
 }
 
 /// Softmax attention of `query` over the slots of `keys` and `values`.

@@ -71,7 +71,7 @@ pub enum CheckKind {
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
-/// use kv_direct::exact::conformance::{Conformance, KernelShapes};
+/// use kv_direct::exact::{Conformance, KernelShapes};
 ///
 /// let mut shapes = KernelShapes::new(4, 2, 16);
 /// shapes.linears.push([640, 96]);

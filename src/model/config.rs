@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use burn::tensor::DType;
 
 use super::rope::RopeConfig;
-use crate::{cache::ModelShape, exact::conformance::KernelShapes};
+use crate::{cache::ModelShape, exact::KernelShapes};
 
 /// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward layer.
 ///

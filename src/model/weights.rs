@@ -117,6 +117,12 @@ impl Decoder {
     }
 }
 
+fn attention_params(config: &DecoderConfig, window: Option<NonZeroUsize>) -> AttentionParams {
+    let mut params = AttentionParams::new(config.query_scale);
+    (params.window, params.softcap) = (window, config.attention_softcap);
+    params
+}
+
 /// The weights of one block.
 struct Parts<'s, 'a, F> {
     source: &'s mut Source<'a, F>,
@@ -146,9 +152,7 @@ where
                 output: self.linear(&["output"])?,
                 query_norm: self.norm("query_norm")?,
                 key_norm: self.norm("key_norm")?,
-                params: AttentionParams::new(config.query_scale)
-                    .with_window(window)
-                    .with_softcap(config.attention_softcap),
+                params: attention_params(config, window),
             },
             post_attention_norm: self.norm("post_attention_norm")?,
             feed_forward_norm: self.norm("feed_forward_norm")?.expect(always),

@@ -24,7 +24,7 @@ use crate::{
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::cache::{CacheBackend, ModelShape};
-/// use kv_direct::exact::conformance::KernelShapes;
+/// use kv_direct::exact::KernelShapes;
 /// use kv_direct::policy::{Attention, Entries, Evicting, Policy, Sequence};
 ///
 /// /// Keeps the first tokens.

@@ -16,7 +16,7 @@ use crate::cache::{ModelShape, forward_to_field};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::cache::{CacheBackend, ModelShape};
-/// use kv_direct::{FullKv, exact::conformance::KernelShapes};
+/// use kv_direct::{FullKv, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let cache = FullKv::new(&shape);

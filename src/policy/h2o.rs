@@ -23,7 +23,7 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::policy::{H2o, H2oConfig};
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// assert!(H2o::new(&shape, H2oConfig::new(64, 32).with_sinks(4)).is_ok());

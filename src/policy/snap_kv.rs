@@ -25,7 +25,7 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::policy::{Pooling, SnapKv, SnapKvConfig};
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// assert!(SnapKv::new(&shape, SnapKvConfig::new(256, 32).with_pooling(Pooling::Max, 7)).is_ok());

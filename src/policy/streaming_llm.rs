@@ -21,7 +21,7 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::policy::{Indexing, StreamingLlm, StreamingLlmConfig};
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// let mut shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let config = StreamingLlmConfig::new(508);

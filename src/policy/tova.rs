@@ -22,7 +22,7 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::policy::{TokenBudget, Tova, TovaConfig};
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let half = TovaConfig::new(TokenBudget::of_prompt(0.5)?).with_protected_last(true);

@@ -15,7 +15,7 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 ///
 /// ```
 /// use burn::tensor::DType;
-/// use kv_direct::{Window, cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{Window, cache::ModelShape, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// assert!(Window::new(&shape, 32).is_ok());

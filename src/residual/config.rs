@@ -7,7 +7,7 @@ use super::Plan;
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::residual::{Plan, ResidualConfig};
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let config = ResidualConfig::new(Plan::tokens(&shape).with_hot(128)).with_byte_budget(4 << 20);

@@ -26,7 +26,7 @@ pub enum Retain {
 ///
 /// ```
 /// use burn::tensor::DType;
-/// use kv_direct::{cache::ModelShape, exact::conformance::KernelShapes, residual::Plan};
+/// use kv_direct::{cache::ModelShape, exact::KernelShapes, residual::Plan};
 ///
 /// // SmolLM2-135M in f32, keys and values of the top half retained: half of them, and 4 bytes for the rest.
 /// let shape = ModelShape::new(30, 576, DType::F32, KernelShapes::new(9, 3, 64));
@@ -293,7 +293,7 @@ mod tests {
         Retain::{KeysValues, Nothing, Residual},
         *,
     };
-    use crate::exact::conformance::KernelShapes;
+    use crate::exact::KernelShapes;
 
     fn shape(windows: &[bool]) -> ModelShape {
         let mut shape = ModelShape::new(windows.len(), 64, DType::F32, KernelShapes::new(4, 2, 16));

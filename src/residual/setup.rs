@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use super::{Plan, ResidualConfig};
 use crate::{
     cache::{CacheError, ModelShape},
-    exact::conformance::{Conformance, Subject},
+    exact::{Conformance, Subject},
 };
 
 /// What a cache was built with, checked: shape and plan fit one another.

@@ -22,7 +22,7 @@ use crate::{
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::cache::{CacheBackend, LayerIndex, ModelShape};
-/// use kv_direct::{exact::conformance::KernelShapes, storage::LayerStores};
+/// use kv_direct::{exact::KernelShapes, storage::LayerStores};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let mut stores = LayerStores::new(&shape);

@@ -11,7 +11,7 @@ use crate::cache::{CacheError, LayerIndex, ModelShape, Observation, Observed, Sp
 /// ```
 /// use burn::tensor::DType;
 /// use kv_direct::cache::{ModelShape, Step};
-/// use kv_direct::{exact::conformance::KernelShapes, storage::StepTracker};
+/// use kv_direct::{exact::KernelShapes, storage::StepTracker};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let mut tracker = StepTracker::new(&shape, vec![]);

@@ -9,6 +9,7 @@ mod long_runs;
 mod memory;
 mod poisoned;
 mod random_runs;
+mod reports;
 mod sizes;
 mod states;
 mod steps;

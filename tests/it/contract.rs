@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use kv_direct::{
     cache::{CacheBackend, ModelShape},
-    exact::conformance::Conformance,
+    exact::Conformance,
     policy::{
         FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
         Tova, TovaConfig, Window,
@@ -42,7 +42,7 @@ fn residual(plan_kind: PlanKind, less: usize) -> Contract {
 }
 
 /// Keys and values of the first full-attention layer are stored, those of the others rebuilt from ids.
-fn first_kept() -> Contract {
+fn first_stored() -> Contract {
     let contract = Contract::lossless(|shape, device, budget| {
         let mut plan = vec![Retain::Nothing; shape.layers()];
         let first = shape.windows.iter().position(Option::is_none);
@@ -92,7 +92,7 @@ kv_direct::contract_tests! {
     residual_checkpoint => residual(PlanKind::Tokens, 0).with_every_truncation();
     residual_checkpoint_without_hot_tokens => residual(PlanKind::Tokens, 8).with_every_truncation();
     residual_checkpoint_of_residuals => residual(PlanKind::Residuals, 0).with_every_truncation();
-    residual_checkpoint_with_a_stored_layer => first_kept().with_parking();
+    residual_checkpoint_with_a_stored_layer => first_stored().with_parking();
     window => Contract::lossy(|shape, _, budget| Window::new(shape, budget).expect("a budget"));
     h2o => h2o(2);
     streaming_llm => streaming(Indexing::Original);

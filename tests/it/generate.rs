@@ -1,4 +1,5 @@
 //! Decoding over token ids.
 
+mod filters;
 mod generation;
 mod sampling;

@@ -1,9 +1,5 @@
 //! All integration tests in one binary: linking burn once is enough. Grouped as the source is.
-#![allow(
-    missing_docs,
-    unreachable_pub,
-    reason = "tests say what they check by their names"
-)]
+#![allow(missing_docs, unreachable_pub, reason = "test names say what holds")]
 
 mod contract;
 

@@ -2,3 +2,4 @@
 
 mod cheapest;
 mod document;
+mod unknown_sizes;

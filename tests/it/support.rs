@@ -4,6 +4,7 @@ pub mod allocator;
 pub mod caches;
 pub mod cases;
 pub mod config_json;
+pub mod draws;
 pub mod driver;
 pub mod engine;
 pub mod feed;

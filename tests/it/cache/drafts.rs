@@ -143,7 +143,7 @@ fn it_may_hold_all_tokens_there_are() {
         run.feed(&[1, 5], false, 2);
         let mut emptied = run.fork();
         emptied.truncate(&[0, 0]);
-        assert!(!emptied.is_draft(), "to nothing, which ends the draft");
+        assert!(!emptied.is_draft(), "truncation to zero ends the draft");
         emptied.end_draft(Draft::Discard);
         emptied.finish();
         let mut discarded = run.fork();
@@ -206,7 +206,7 @@ fn scores_are_dropped_when_it_ends_the_prompt() {
     for kind in [tova(Amount::Share(0.5)), snap(Amount::Entries(6))] {
         let mut run = TestRun::new(&decoders()[1], kind);
         run.feed(&[9, 12], true, 1);
-        assert!(run.held.get().memory().scores > 0, "what queries saw");
+        assert!(run.held.get().memory().scores > 0, "scores of the queries");
         run.begin_draft();
         run.feed(&[2, 2], false, 2);
         run.end_draft(Draft::Accept);
@@ -234,14 +234,14 @@ fn a_share_of_the_prompt_counts_its_chunks() {
     let make = || Tova::new(&decoder.shape(), TovaConfig::new(share)).expect("a budget");
     let (mut one, mut two) = (make(), make());
     let ids = tokens(3, 16);
-    let calls = [
+    let steps = [
         (0..5, true),
         (5..10, true),
         (10..14, false),
         (14..16, false),
     ];
     one.begin_draft().expect("none is open");
-    for (range, more) in calls {
+    for (range, more) in steps {
         let input = Input::from(&ids[range]).more_follows(more);
         decoder.forward(input, &mut one).expect("a valid step");
     }

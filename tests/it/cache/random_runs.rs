@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 #[derive(Debug, Clone)]
-enum Act {
+enum Call {
     Feed {
         lengths: [usize; 4],
         more: bool,
@@ -46,82 +46,82 @@ enum Act {
     Clear,
 }
 
-fn any_act() -> impl Strategy<Value = Act> {
+fn any_call() -> impl Strategy<Value = Call> {
     let length = || prop_oneof![2 => Just(0usize), 4 => Just(1), 3 => 2usize..=5, 1 => 6usize..=14];
     let lengths = [length(), length(), length(), length()];
     let share = || prop_oneof![2 => Just(1.0), 1 => Just(0.0), 3 => 0.0..=1.0f64];
     let shares = [share(), share(), share(), share()];
     prop_oneof![
-        12 => (lengths, any::<bool>()).prop_map(|(lengths, more)| Act::Feed { lengths, more }),
-        1 => share().prop_map(Act::Truncate),
-        4 => shares.prop_map(Act::TruncateEach),
-        2 => Just(Act::UndoLastStep),
-        1 => Just(Act::BeyondTheEnd),
-        7 => Just(Act::BeginDraft),
-        4 => Just(Act::Discard),
-        4 => Just(Act::Accept),
-        2 => any::<bool>().prop_map(|with_it| Act::Fork { with_it }),
-        1 => Just(Act::Swap),
+        12 => (lengths, any::<bool>()).prop_map(|(lengths, more)| Call::Feed { lengths, more }),
+        1 => share().prop_map(Call::Truncate),
+        4 => shares.prop_map(Call::TruncateEach),
+        2 => Just(Call::UndoLastStep),
+        1 => Just(Call::BeyondTheEnd),
+        7 => Just(Call::BeginDraft),
+        4 => Just(Call::Discard),
+        4 => Just(Call::Accept),
+        2 => any::<bool>().prop_map(|with_it| Call::Fork { with_it }),
+        1 => Just(Call::Swap),
         3 => (prop::collection::vec(0usize..4, 0..4), prop::bool::weighted(0.1))
-            .prop_map(|(sequences, may_fail)| Act::Select { sequences, may_fail }),
+            .prop_map(|(sequences, may_fail)| Call::Select { sequences, may_fail }),
         3 => (any::<bool>(), any::<bool>())
-            .prop_map(|(by_file, dirty)| Act::Move { by_file, dirty }),
-        1 => Just(Act::Park),
-        1 => prop::option::of(0usize..=3).prop_map(Act::Resume),
-        1 => Just(Act::Clear),
+            .prop_map(|(by_file, dirty)| Call::Move { by_file, dirty }),
+        1 => Just(Call::Park),
+        1 => prop::option::of(0usize..=3).prop_map(Call::Resume),
+        1 => Just(Call::Clear),
     ]
 }
 
 /// Random calls. Now and then the cache begins just below the end of a KV block.
-fn any_calls() -> impl Strategy<Value = (usize, Option<usize>, Vec<Act>, u64)> {
+fn any_calls() -> impl Strategy<Value = (usize, Option<usize>, Vec<Call>, u64)> {
     (
         1usize..=3,
         prop_oneof![7 => Just(None), 1 => (495usize..=514).prop_map(Some)],
-        prop::collection::vec(any_act(), 1..20),
+        prop::collection::vec(any_call(), 1..20),
         0u64..1_000_000,
     )
 }
 
-fn perform(mut run: TestRun, (batch, long, acts, seed): (usize, Option<usize>, Vec<Act>, u64)) {
+fn perform(mut run: TestRun, (batch, long, calls, seed): (usize, Option<usize>, Vec<Call>, u64)) {
     let mut other: Option<TestRun> = None;
     if let Some(long) = long {
         let mut lengths = vec![3; batch];
         lengths[batch - 1] = long;
         run.feed(&lengths, seed % 2 == 0, seed);
     }
-    for (step, act) in acts.into_iter().enumerate() {
+    for (step, call) in calls.into_iter().enumerate() {
         let seed = seed + 10 * step as u64;
         let lengths = run.lengths();
         let sequences = lengths.len();
-        match act {
-            Act::Feed { lengths: fed, more } => {
+        match call {
+            Call::Feed { lengths: fed, more } => {
                 let batch = if sequences == 0 { batch } else { sequences };
                 let fed: Vec<usize> = fed.iter().cycle().take(batch).copied().collect();
                 run.feed(&fed, more, seed);
             }
-            Act::Truncate(share) => {
+            Call::Truncate(share) => {
                 let longest = lengths.iter().copied().max().unwrap_or(0);
                 let to = (longest as f64 * share).round() as usize;
                 let to: Vec<usize> = lengths.iter().map(|&length| to.min(length)).collect();
                 run.truncate(&to);
             }
-            Act::TruncateEach(shares) => {
+            Call::TruncateEach(shares) => {
                 let to = lengths.iter().zip(shares.iter().cycle());
                 let to = to.map(|(&length, share)| (length as f64 * share).round() as usize);
                 run.truncate(&to.collect::<Vec<_>>());
             }
-            Act::UndoLastStep => run.truncate(&run.undo()),
-            Act::BeyondTheEnd => {
+            Call::UndoLastStep => run.truncate(&run.undo()),
+            Call::BeyondTheEnd => {
                 let to: Vec<usize> = lengths.iter().map(|&length| length + 1).collect();
                 if sequences > 0 {
                     run.truncate(&to);
                 }
                 run.truncate(&vec![0; sequences + 1]);
             }
-            Act::BeginDraft => run.begin_draft(),
-            Act::Discard => run.end_draft(Draft::Discard),
-            Act::Accept => run.end_draft(Draft::Accept),
-            Act::Fork { with_it } => {
+            Call::BeginDraft => run.begin_draft(),
+            Call::Discard => run.end_draft(Draft::Discard),
+            Call::Accept => run.end_draft(Draft::Accept),
+            Call::Fork { with_it } => {
                 let fork = run.fork();
                 other = Some(if with_it {
                     std::mem::replace(&mut run, fork)
@@ -129,12 +129,12 @@ fn perform(mut run: TestRun, (batch, long, acts, seed): (usize, Option<usize>, V
                     fork
                 });
             }
-            Act::Swap => {
+            Call::Swap => {
                 if let Some(other) = &mut other {
                     std::mem::swap(&mut run, other);
                 }
             }
-            Act::Select {
+            Call::Select {
                 sequences: of,
                 may_fail,
             } => {
@@ -142,10 +142,10 @@ fn perform(mut run: TestRun, (batch, long, acts, seed): (usize, Option<usize>, V
                 let of = of.into_iter().filter(|_| modulo > 0);
                 run.select_sequences(&of.map(|sequence| sequence % modulo).collect::<Vec<_>>());
             }
-            Act::Move { by_file, dirty } => run.move_to_another(by_file, dirty),
-            Act::Park => run.park(),
-            Act::Resume(layers) => run.resume(layers),
-            Act::Clear => run.clear(),
+            Call::Move { by_file, dirty } => run.move_to_another(by_file, dirty),
+            Call::Park => run.park(),
+            Call::Resume(layers) => run.resume(layers),
+            Call::Clear => run.clear(),
         }
     }
     for mut run in other.into_iter().chain([run]) {

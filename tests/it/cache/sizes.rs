@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use burn::tensor::{DType, Device, Tensor};
 use kv_direct::{
     cache::{CacheError, KeysValues, ModelShape},
-    exact::conformance::KernelShapes,
+    exact::KernelShapes,
     model::ForwardError,
     policy::FullKv,
     positions::Positions,

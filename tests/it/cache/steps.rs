@@ -31,7 +31,7 @@ fn refused(
         let next = feed(&decoder, &mut untouched, &ids[9..]);
         assert!(
             feed(&decoder, &mut cache, &ids[9..]) == next,
-            "{name}: the next call works"
+            "{name}: the next step works"
         );
     }
 }

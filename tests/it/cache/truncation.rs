@@ -35,7 +35,7 @@ fn a_lossless_backend_can_undo_its_last_step() {
         let expected = feed(&decoder, &mut straight, &ids[20..]);
         assert!(
             feed(&decoder, &mut cache, &ids[20..]) == expected,
-            "{name} goes on as if never fed"
+            "{name} continues as if never fed"
         );
     }
 }

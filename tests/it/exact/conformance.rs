@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device};
-use kv_direct::{exact::conformance::Conformance, model::DecoderConfig};
+use kv_direct::{exact::Conformance, model::DecoderConfig};
 
 /// The columns behind a model's name and the number of checks.
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kv_direct::{
     cache::CacheError,
-    exact::{conformance::Conformance, linear},
+    exact::{Conformance, linear},
     policy::FullKv,
     residual::{ResidualCheckpoint, ResidualConfig},
 };

@@ -8,9 +8,9 @@ use kv_direct::{
     policy::{FullKv, Window},
 };
 
-use super::sampling::at_temperature_one;
 use crate::support::{
     caches::{CacheExt as _, backends},
+    draws::at_temperature_one,
     models::tiny,
     random::tokens,
 };
@@ -71,7 +71,7 @@ fn the_finish_reason_is_returned_and_the_last_id_not_fed() {
     assert!(generation.next().is_none());
     assert_eq!(cache.length(0), 2 + 5);
 
-    // The same run again, ended by its last id: that is the reason even where no more was asked for.
+    // The same run again, ended by its last id: that is the reason, also where it is the last that may come.
     assert!(!ids[..5].contains(&ids[5]), "{ids:?}");
     for most in [6, 7] {
         cache.clear();

@@ -6,13 +6,10 @@ use kv_direct::model::{Activation, DecoderConfig, RopeScaling};
 
 use crate::support::{
     feed::{apart, whole},
-    models::{LENGTH, LLAMA3, TOLERANCE, YARN, config, scaled},
+    models::{CHANGED, LENGTH, LLAMA3, TOLERANCE, YARN, config, scaled},
     random::{decoder, tokens, weights},
     reference::{Reference, Weights},
 };
-
-/// Logits that differ by this much have changed: well above [`TOLERANCE`].
-const CHANGED: f64 = 1e-3;
 
 type Flip = (&'static str, fn(&mut DecoderConfig));
 

@@ -57,11 +57,11 @@ impl CacheBackend for Watcher {
 
     fn observe(&mut self, _: LayerIndex, seen: Observed) -> Result<(), CacheError> {
         let Observed::ColumnSums(sums) = seen else {
-            panic!("sums were asked for")
+            panic!("column sums were wanted")
         };
         self.sums
             .lock()
-            .expect("nobody panics here")
+            .expect("no other thread panics")
             .push(floats(&sums));
         Ok(())
     }
@@ -116,18 +116,18 @@ fn a_backend_receives_the_column_sums_it_wants_at_every_layer() {
         feed(&decoder, &mut plain, step.clone()).len(),
         feed(&decoder, &mut watcher, step).len()
     );
-    let sums = watcher.sums.lock().expect("nobody panics here");
+    let sums = watcher.sums.lock().expect("no other thread panics");
     assert_eq!(sums.len(), 3);
     for sums in sums.iter() {
         for (index, head) in sums.chunks(KV_BLOCK).enumerate() {
             let queries = if index < 4 { 9.0 } else { 4.0 };
             assert!(
                 (head.iter().sum::<f32>() - queries).abs() < 1e-5,
-                "every real query gives 1"
+                "every real query adds 1"
             );
             assert!(
                 head[queries as usize..].iter().all(|&sum| sum == 0.0),
-                "nothing to free slots"
+                "free slots receive nothing"
             );
         }
     }

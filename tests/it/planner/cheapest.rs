@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use burn::tensor::DType;
 use kv_direct::{
     cache::{CacheError, ModelShape},
-    exact::conformance::KernelShapes,
+    exact::KernelShapes,
     model::DecoderConfig,
     planner::{Planner, Throughput},
     residual::{Plan, Retain},
@@ -108,7 +108,7 @@ fn check(
         cases::runner(count),
         &strategy,
         |(shape, rates, context, share)| {
-            let throughput = rates.parse().expect("rates of two calls");
+            let throughput = rates.parse().expect("throughputs of two chunks");
             (of.borrow_mut())(&shapes[shape], &throughput, context, share)
         },
     );
@@ -160,11 +160,11 @@ fn no_plan_within_the_budget_is_faster() {
 #[test]
 fn a_larger_budget_is_never_slower() {
     check(32, |shape, throughput, context, share| {
-        let call = (context as f64 * share) as usize;
+        let step = (context as f64 * share) as usize;
         let planner = Planner::new(shape, throughput, context)
             .expect("sizes are known")
             .with_sequences(2)
-            .with_steps_of(call);
+            .with_steps_of(step);
         let smallest = planner.smallest();
         let room = most(shape, &planner).saturating_sub(smallest);
         let mut last = f64::INFINITY;
@@ -210,7 +210,10 @@ fn a_budget_below_the_smallest_is_refused_with_it() {
 fn residuals_of_every_layer_are_found_where_smaller() {
     let (throughput, shapes) = (throughput(), shapes());
     let shape = &shapes[1];
-    assert_eq!(shape.hidden, shape.kv_width());
+    assert_eq!(
+        shape.hidden,
+        (shape.kernels.kv_heads * shape.kernels.head_dim)
+    );
     let planner = Planner::new(shape, &throughput, 8_000).expect("sizes are known");
     let residuals = Plan::residuals(shape);
     let per_token = residuals.bytes_per_old_token(shape);

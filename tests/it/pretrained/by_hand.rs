@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::{
     feed::{apart, whole},
     folder::{Folder, ONE},
-    models::{LENGTH, TOLERANCE},
+    models::{self, LENGTH, TOLERANCE},
     random::{VOCAB, tokens, weights},
     reference::Reference,
 };
@@ -34,17 +34,14 @@ fn sizes(model_type: &str) -> Value {
 }
 
 fn by_hand() -> DecoderConfig {
-    let mut config = DecoderConfig::new(VOCAB, 64, 3, 4, 2);
-    config.intermediate = 96;
+    let mut config = models::config(4, 2);
     config.max_positions = 256;
     config
 }
 
 fn scaled(scaling: RopeScaling) -> DecoderConfig {
-    let mut config = by_hand();
-    for layer in &mut config.layers {
-        layer.rope.scaling = scaling;
-    }
+    let mut config = models::scaled(scaling);
+    config.max_positions = 256;
     config
 }
 
@@ -214,7 +211,7 @@ fn a_wrapped_text_model_equals_the_unwrapped_one() {
             "{}multi_modal_projector.weight",
             &tower[..tower.len() - "vision_tower.".len()]
         ));
-        let model = folder.load().expect("pictures are not read");
+        let model = folder.load().expect("vision tensors are skipped");
         assert!(logits(&model.decoder) == expected, "{prefix}");
         assert_eq!(model.eos, [1, 106]);
         // A separate head, stored beside such names.

@@ -6,12 +6,9 @@ use serde_json::{Value, json};
 use crate::support::{
     feed::{apart, whole},
     folder::Folder,
-    models::LENGTH,
+    models::{CHANGED, LENGTH},
     random::{VOCAB, tokens, weights},
 };
-
-/// Logits that differ by this much have changed; rounding moves them by up to 1e-4.
-const CHANGED: f64 = 1e-3;
 
 /// A family's fields, and which weights lie in the folder: a flip may need more or fewer.
 struct Base {

@@ -74,10 +74,10 @@ fn rebuilt_entries_give_the_bits_of_full_kv() {
     ];
     let mut at = 0;
     for count in [100, 1, 1, 37, 2, 1] {
-        let call = &ids[at..at + count];
-        let expected = feed(decoder, &mut full, call);
+        let step = &ids[at..at + count];
+        let expected = feed(decoder, &mut full, step);
         for cache in &mut caches {
-            let found = feed(decoder, cache, call);
+            let found = feed(decoder, cache, step);
             assert_eq!(found.len(), expected.len());
             let differing = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
             assert_eq!(differing, 0, "{count} tokens at {at}");
@@ -131,10 +131,10 @@ fn assert_budgets(model: &str, test: &str) {
         let mut full = FullKv::new(&shape);
         let ids: Vec<u32> = (0..700).map(|i| i * 97 % 40_000).collect();
         let (prompt, rest) = ids.split_at(697);
-        for call in prompt.chunks(300).chain(rest.chunks(1)) {
+        for step in prompt.chunks(300).chain(rest.chunks(1)) {
             let [found, expected] = [
-                feed(decoder, &mut ours, call),
-                feed(decoder, &mut full, call),
+                feed(decoder, &mut ours, step),
+                feed(decoder, &mut full, step),
             ];
             assert!(found == expected, "{plan} at {} tokens", full.length(0));
             let memory = ours.memory();

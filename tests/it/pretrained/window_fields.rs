@@ -119,3 +119,12 @@ fn layer_types_and_patterns_that_fit_no_model_are_refused() {
         names(&refused("gemma3_text", &json!({ field: 0 })), field, "0");
     }
 }
+
+/// Beyond all positions that a model can have, every window is the same.
+#[test]
+fn a_huge_window_is_bounded() {
+    for huge in [usize::MAX, usize::MAX - 511, 1 << 62] {
+        let found = windows("gemma3_text", &json!({ "sliding_window": huge }));
+        assert_eq!(found, [1 << 24; 3], "{huge}");
+    }
+}

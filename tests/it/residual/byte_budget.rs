@@ -20,7 +20,7 @@ use crate::support::{
 
 /// A call on a cache.
 #[derive(Debug, Clone)]
-enum Act {
+enum Call {
     /// This many tokens, and a share of them in the second sequence.
     Feed(usize, f64),
     /// A share of what the context has room for.
@@ -34,18 +34,18 @@ enum Act {
     Select(Vec<usize>),
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn call() -> impl Strategy<Value = Call> {
     let select = prop_oneof![Just(vec![1, 0]), Just(vec![0, 0]), Just(vec![1])];
     prop_oneof![
-        6 => (prop_oneof![Just(1_usize), 2_usize..40], 0.0..1.0).prop_map(|(n, r)| Act::Feed(n, r)),
-        3 => (0.0..1.0).prop_map(Act::Fill),
-        2 => (0.0..1.0, 0.0..1.0).prop_map(|(a, b)| Act::Truncate(a, b)),
-        2 => Just(Act::Draft),
-        1 => any::<bool>().prop_map(Act::End),
-        1 => Just(Act::Park),
-        1 => Just(Act::Resume),
-        1 => Just(Act::Reload),
-        1 => select.prop_map(Act::Select),
+        6 => (prop_oneof![Just(1_usize), 2_usize..40], 0.0..1.0).prop_map(|(n, r)| Call::Feed(n, r)),
+        3 => (0.0..1.0).prop_map(Call::Fill),
+        2 => (0.0..1.0, 0.0..1.0).prop_map(|(a, b)| Call::Truncate(a, b)),
+        2 => Just(Call::Draft),
+        1 => any::<bool>().prop_map(Call::End),
+        1 => Just(Call::Park),
+        1 => Just(Call::Resume),
+        1 => Just(Call::Reload),
+        1 => select.prop_map(Call::Select),
     ]
 }
 
@@ -55,7 +55,7 @@ fn run(
     decoder: &Decoder,
     (plan, budget): (&Plan, usize),
     (sequences, context, step): (usize, usize, Option<usize>),
-    acts: &[Act],
+    calls: &[Call],
     seed: u64,
 ) -> Result<(), TestCaseError> {
     let new = || {
@@ -65,11 +65,11 @@ fn run(
         checkpoint(decoder, config)
     };
     let mut twin = Twin::new(decoder, new(), sequences);
-    for (index, act) in acts.iter().enumerate() {
+    for (index, call) in calls.iter().enumerate() {
         let room = context.saturating_sub(twin.longest());
-        let (count, share) = match *act {
-            Act::Feed(count, share) => (count, share),
-            Act::Fill(share) => ((share * room as f64) as usize, 1.0),
+        let (count, share) = match *call {
+            Call::Feed(count, share) => (count, share),
+            Call::Fill(share) => ((share * room as f64) as usize, 1.0),
             _ => (0, 0.0),
         };
         let count = count.min(room).min(step.unwrap_or(count));
@@ -92,8 +92,8 @@ fn run(
             }
         }
         let shape = decoder.shape();
-        match act {
-            Act::Truncate(first, second) => {
+        match call {
+            Call::Truncate(first, second) => {
                 let from = twin
                     .draft
                     .clone()
@@ -106,10 +106,10 @@ fn run(
                     twin.truncate(&to);
                 }
             }
-            Act::Draft if twin.draft.is_none() => twin.begin_draft(),
-            Act::End(accept) => twin.end(*accept),
-            Act::Park => twin.found.park().expect("it can rebuild"),
-            Act::Resume => {
+            Call::Draft if twin.draft.is_none() => twin.begin_draft(),
+            Call::End(accept) => twin.end(*accept),
+            Call::Park => twin.found.park().expect("it can rebuild"),
+            Call::Resume => {
                 let resumed = twin
                     .found
                     .inner
@@ -121,12 +121,12 @@ fn run(
                 let memory = twin.found.memory();
                 twin.found.most = twin.found.most.max(memory.total() + memory.scratch_peak);
             }
-            Act::Reload if twin.draft.is_none() => {
+            Call::Reload if twin.draft.is_none() => {
                 let state = twin.found.state().expect("no open draft or step");
                 twin.found.inner = new();
                 twin.found.set_state(&state).expect("its own state");
             }
-            Act::Select(chosen) if twin.draft.is_none() && twin.longest() > 0 => {
+            Call::Select(chosen) if twin.draft.is_none() && twin.longest() > 0 => {
                 let last = twin.text.len() - 1;
                 let chosen: Vec<usize> =
                     chosen.iter().map(|&sequence| sequence.min(last)).collect();
@@ -158,7 +158,7 @@ fn between(shape: &ModelShape, planner: &Planner<'_>, share: f64) -> usize {
     smallest + (all.saturating_sub(smallest) as f64 * share * share) as usize
 }
 
-fn planned(contexts: std::ops::Range<usize>, count: u32, acts: std::ops::Range<usize>) {
+fn planned(contexts: std::ops::Range<usize>, count: u32, calls: std::ops::Range<usize>) {
     let (decoders, throughput) = (decoders(), throughput());
     let strategy = (
         0..decoders.len(),
@@ -166,13 +166,13 @@ fn planned(contexts: std::ops::Range<usize>, count: u32, acts: std::ops::Range<u
         1_usize..3,
         prop_oneof![Just(1.0), 0.02..1.0],
         0.0..1.1,
-        prop::collection::vec(act(), acts),
+        prop::collection::vec(call(), calls),
         any::<u64>(),
     );
     check(
         runner(count),
         &strategy,
-        |(model, context, sequences, step, share, acts, seed)| {
+        |(model, context, sequences, step, share, calls, seed)| {
             let decoder = &decoders[model];
             let shape = decoder.shape();
             let step = ((context as f64 * step) as usize).max(1);
@@ -187,7 +187,7 @@ fn planned(contexts: std::ops::Range<usize>, count: u32, acts: std::ops::Range<u
                 decoder,
                 (&plan, budget),
                 (sequences, context, Some(step)),
-                &acts,
+                &calls,
                 seed,
             )
         },
@@ -217,13 +217,13 @@ fn any_plan_holds_its_limit_or_refuses_the_step() {
         ),
         1_usize..3,
         0.0..1.1,
-        prop::collection::vec(act(), 3..12),
+        prop::collection::vec(call(), 3..12),
         any::<u64>(),
     );
     check(
         runner(64),
         &strategy,
-        |(model, mut layers, (hot, chunk), sequences, share, acts, seed)| {
+        |(model, mut layers, (hot, chunk), sequences, share, calls, seed)| {
             let decoder = &decoders[model];
             let shape = decoder.shape();
             for (retain, window) in layers.iter_mut().zip(&shape.windows) {
@@ -240,7 +240,7 @@ fn any_plan_holds_its_limit_or_refuses_the_step() {
                 decoder,
                 (&plan, budget),
                 (sequences, 1_200, None),
-                &acts,
+                &calls,
                 seed,
             )
         },

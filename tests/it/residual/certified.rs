@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 use kv_direct::{
     cache::{CacheBackend, CacheError, Draft, TokenIds},
-    exact::conformance::Conformance,
+    exact::Conformance,
     model::{Decoder, DecoderConfig},
     policy::FullKv,
     residual::{Plan, ResidualCheckpoint, ResidualConfig},
@@ -69,7 +69,7 @@ fn a_block_that_differs_stays_and_logits_equal_full_kv() {
             let more = memory.keys_values - none.memory().keys_values;
             assert_eq!(
                 more,
-                memory.blocks_kept * 16 * 2 * shape.kv_width() * 4,
+                memory.blocks_kept * 16 * 2 * (shape.kernels.kv_heads * shape.kernels.head_dim) * 4,
                 "{plan}"
             );
         }
@@ -177,7 +177,7 @@ fn batches_parking_and_states_are_refused() {
 }
 
 #[derive(Debug, Clone)]
-enum Act {
+enum Call {
     Feed(usize),
     Truncate(f64),
     Draft(usize, bool),
@@ -186,19 +186,19 @@ enum Act {
 #[test]
 fn any_calls_give_the_bits_of_full_kv() {
     let decoders = decoders();
-    let act = prop_oneof![
-        4 => (1_usize..90).prop_map(Act::Feed),
-        2 => Just(Act::Feed(1)),
-        2 => (0.0..1.0).prop_map(Act::Truncate),
-        1 => ((1_usize..30), any::<bool>()).prop_map(|(count, accept)| Act::Draft(count, accept)),
+    let call = prop_oneof![
+        4 => (1_usize..90).prop_map(Call::Feed),
+        2 => Just(Call::Feed(1)),
+        2 => (0.0..1.0).prop_map(Call::Truncate),
+        1 => ((1_usize..30), any::<bool>()).prop_map(|(count, accept)| Call::Draft(count, accept)),
     ];
     let strategy = (
         0_usize..2,
         0_usize..40,
         0_usize..3,
-        prop::collection::vec(act, 2..9),
+        prop::collection::vec(call, 2..9),
     );
-    check(runner(48), &strategy, |(model, hot, chunk, acts)| {
+    check(runner(48), &strategy, |(model, hot, chunk, calls)| {
         let decoder = &decoders[model];
         let shape = decoder.shape();
         let plan = Plan::tokens(&shape).with_hot(hot).with_chunk(16 << chunk);
@@ -207,23 +207,25 @@ fn any_calls_give_the_bits_of_full_kv() {
             one_in: 60,
         };
         let mut full = FullKv::new(&shape);
-        for (index, act) in acts.into_iter().enumerate() {
+        for (index, call) in calls.into_iter().enumerate() {
             let ids = |count| tokens(index as u64, count);
             let both = |ours: &mut Shaken, full: &mut FullKv, count: usize| {
                 feed(decoder, ours, &ids(count)[..]) == feed(decoder, full, &ids(count)[..])
             };
-            match act {
-                Act::Feed(count) => prop_assert!(both(&mut ours, &mut full, count), "act {index}"),
-                Act::Truncate(share) => {
+            match call {
+                Call::Feed(count) => {
+                    prop_assert!(both(&mut ours, &mut full, count), "call {index}")
+                }
+                Call::Truncate(share) => {
                     let to = (full.length(0) as f64 * share) as usize;
                     if ours.truncate_all(to).is_ok() {
                         full.truncate_all(to).expect("nothing was dropped");
                     }
                 }
-                Act::Draft(count, accept) => {
+                Call::Draft(count, accept) => {
                     ours.begin_draft().expect("no draft");
                     full.begin_draft().expect("no draft");
-                    prop_assert!(both(&mut ours, &mut full, count), "act {index}");
+                    prop_assert!(both(&mut ours, &mut full, count), "call {index}");
                     if accept {
                         ours.end_draft(Draft::Accept).expect("a draft");
                         full.end_draft(Draft::Accept).expect("a draft");

@@ -26,8 +26,8 @@ fn halves(mut config: DecoderConfig) {
     let config = ResidualConfig::new(Plan::residuals(&shape).with_hot(16));
     let mut cache = checkpoint(&decoder, config);
     let mut full = FullKv::new(&shape);
-    for call in [&tokens(1, 1_500)[..], &tokens(2, 498), &[3], &[4]] {
-        assert!(feed(&decoder, &mut cache, call) == feed(&decoder, &mut full, call));
+    for step in [&tokens(1, 1_500)[..], &tokens(2, 498), &[3], &[4]] {
+        assert!(feed(&decoder, &mut cache, step) == feed(&decoder, &mut full, step));
     }
     assert_eq!(cache.length(0), 2_000);
     let share = cache.memory().total() as f64 / full.memory().total() as f64;

@@ -120,14 +120,14 @@ fn step(decoder: &Decoder, cache: &mut Measured, count: usize, what: &str) {
 }
 
 /// Calls something else on the cache, and compares.
-fn act(
+fn perform(
     cache: &mut Measured,
     what: &str,
-    act: impl FnOnce(&mut Measured) -> Result<(), CacheError>,
+    call: impl FnOnce(&mut Measured) -> Result<(), CacheError>,
 ) {
     let before = cache.memory().total();
     cache.most = 0;
-    act(cache).expect("it can be done here");
+    call(cache).expect("it can be done here");
     cache.check(what);
     let (most, reported) = (cache.most, cache.reported(before));
     assert!(
@@ -154,32 +154,32 @@ fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
     step(decoder, cache, 300, &what("a start"));
     step(decoder, cache, 2_700, &what("a prompt"));
     step(decoder, cache, 1_093, &what("to a whole KV block"));
-    act(cache, &what("truncated"), |cache| cache.truncate(&[300]));
+    perform(cache, &what("truncated"), |cache| cache.truncate(&[300]));
     step(decoder, cache, 1, &what("after that"));
-    act(cache, &what("a draft"), CacheBackend::begin_draft);
+    perform(cache, &what("a draft"), CacheBackend::begin_draft);
     step(decoder, cache, 40, &what("in a draft"));
-    act(cache, &what("discarded"), |cache| {
+    perform(cache, &what("discarded"), |cache| {
         cache.end_draft(Draft::Discard)
     });
     step(decoder, cache, 1, &what("after that"));
-    act(cache, &what("parked"), CacheBackend::park);
+    perform(cache, &what("parked"), CacheBackend::park);
     step(decoder, cache, 1, &what("after that"));
     let state = cache.state().expect("no open draft or step");
-    act(cache, &what("reloaded"), |cache| {
+    perform(cache, &what("reloaded"), |cache| {
         let result = cache.set_state(&state);
         drop(state);
         result
     });
     step(decoder, cache, 1, &what("after that"));
     cache.clear();
-    act(cache, &what("cleared"), |_| Ok(()));
+    perform(cache, &what("cleared"), |_| Ok(()));
 }
 
 #[test]
 #[ignore = "counts the bytes of the whole process: the other test starts it in a process of its own"]
 fn measured_alone() {
     let throughput = "read 9e9; 16 tokens: projection 3e10, block 4e10, attention 1e10";
-    let throughput: Throughput = throughput.parse().expect("rates of a call");
+    let throughput: Throughput = throughput.parse().expect("a throughput");
     let all = [
         ("Llama", config(4, 2)),
         ("Qwen2", qwen2()),

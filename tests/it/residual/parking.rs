@@ -63,10 +63,10 @@ fn resuming_rebuilds_all_layers_or_changes_nothing() {
                 found == whole || !same && found < whole,
                 "{plan_kind:?}, {hot}"
             );
-            let call = vec![tokens(3, 2), tokens(4, 2), tokens(5, 2)];
-            let expected = feed(&decoder, &mut straight, call.clone());
+            let step = vec![tokens(3, 2), tokens(4, 2), tokens(5, 2)];
+            let expected = feed(&decoder, &mut straight, step.clone());
             assert!(
-                feed(&decoder, &mut cache, call) == expected,
+                feed(&decoder, &mut cache, step) == expected,
                 "{plan_kind:?}, {hot}"
             );
             // A batch of one empty sequence has nothing to rebuild.

@@ -20,7 +20,7 @@ use crate::support::{
 
 /// A call on a cache.
 #[derive(Debug, Clone)]
-enum Act {
+enum Call {
     Feed(usize),
     Truncate(f64),
     Park,
@@ -29,13 +29,13 @@ enum Act {
     Reload,
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn call() -> impl Strategy<Value = Call> {
     prop_oneof![
-        5 => prop_oneof![Just(1), 2_usize..30, 60_usize..140].prop_map(Act::Feed),
-        1 => (0.0..1.0).prop_map(Act::Truncate),
-        1 => Just(Act::Park),
-        1 => (0_usize..9).prop_map(Act::Resume),
-        1 => Just(Act::Reload),
+        5 => prop_oneof![Just(1), 2_usize..30, 60_usize..140].prop_map(Call::Feed),
+        1 => (0.0..1.0).prop_map(Call::Truncate),
+        1 => Just(Call::Park),
+        1 => (0_usize..9).prop_map(Call::Resume),
+        1 => Just(Call::Reload),
     ]
 }
 
@@ -51,13 +51,13 @@ fn any_plan_gives_the_bits_of_full_kv() {
         0..decoders.len(),
         prop::collection::vec(retain(), 5),
         prop_oneof![Just(0_usize), 1_usize..40],
-        prop::collection::vec(act(), 2..8),
+        prop::collection::vec(call(), 2..8),
         any::<u64>(),
     );
     check(
         runner(96),
         &strategy,
-        |(model, mut layers, hot, acts, seed)| {
+        |(model, mut layers, hot, calls, seed)| {
             let decoder = &decoders[model];
             let shape = decoder.shape();
             for (retain, window) in layers.iter_mut().zip(&shape.windows) {
@@ -68,9 +68,9 @@ fn any_plan_gives_the_bits_of_full_kv() {
             let plan = Plan::new(&shape, layers).expect("a plan for these layers");
             let mut found = cache(decoder, &plan, hot);
             let mut text: Vec<u32> = Vec::new();
-            for (index, act) in acts.into_iter().enumerate() {
-                match act {
-                    Act::Feed(count) => {
+            for (index, call) in calls.into_iter().enumerate() {
+                match call {
+                    Call::Feed(count) => {
                         let ids = tokens(seed.wrapping_add(index as u64), count);
                         let mut full = FullKv::new(&shape);
                         if !text.is_empty() {
@@ -78,23 +78,27 @@ fn any_plan_gives_the_bits_of_full_kv() {
                         }
                         let expected = feed(decoder, &mut full, &ids[..]);
                         let found = feed(decoder, &mut found, &ids[..]);
-                        prop_assert!(found == expected, "{plan}, {hot} hot tokens, act {index}");
+                        prop_assert!(found == expected, "{plan}, {hot} hot tokens, call {index}");
                         text.extend(ids);
                     }
-                    Act::Truncate(share) => {
+                    Call::Truncate(share) => {
                         text.truncate((text.len() as f64 * share) as usize);
                         found
                             .truncate_all(text.len())
                             .expect("every length can be reached");
                     }
-                    Act::Park => {
+                    Call::Park => {
                         found.park().expect("it can rebuild");
                         let stored =
                             (0..5).filter(|&layer| plan.retain(layer) == Retain::KeysValues);
-                        let stored = stored.count() * 2 * shape.kv_width() * 4 * text.len();
+                        let stored = stored.count()
+                            * 2
+                            * (shape.kernels.kv_heads * shape.kernels.head_dim)
+                            * 4
+                            * text.len();
                         prop_assert_eq!(found.memory().keys_values, stored);
                     }
-                    Act::Resume(stop) => {
+                    Call::Resume(stop) => {
                         let (parked, before) = (found.is_parked(), found.memory().total());
                         let progress = |resuming: ResumeProgress| match resuming.done == stop {
                             true => ControlFlow::Break(()),
@@ -106,7 +110,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
                         prop_assert_eq!(found.is_parked(), broken);
                         prop_assert!(!broken || found.memory().total() == before);
                     }
-                    Act::Reload => {
+                    Call::Reload => {
                         let state = found.state().expect("no open draft or step");
                         found = cache(decoder, &plan, hot);
                         found.set_state(&state).expect("its own state");

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use kv_direct::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape},
-    exact::conformance::{Conformance, KernelShapes},
+    exact::{Conformance, KernelShapes},
     model::DecoderConfig,
     policy::Window,
     residual::{Plan, ResidualCheckpoint, ResidualConfig},

@@ -76,7 +76,7 @@ fn a_parked_cache_writes_its_ids_only() {
     let mut cache = residual(&decoder, usize::MAX, PlanKind::Tokens);
     feed(&decoder, &mut cache, &tokens(1, 2_000)[..]);
     let mut never_parked = cache.fork();
-    cache.park().expect("batch can be rebuilt");
+    cache.park().expect("entries can be rebuilt");
     session::save(&path, &cache, &model).expect("a state");
     let size = fs::metadata(&path).expect("a file").len();
     assert!(size < 4 * 2_000 + 1_500, "{size} bytes for 2,000 ids");
@@ -161,7 +161,7 @@ fn one_of_another_cache_is_refused_with_what_differs() {
     assert_eq!(
         fs::read_dir(folder.path()).expect("a folder").count(),
         1,
-        "no litter"
+        "no other file is left"
     );
 }
 

@@ -100,11 +100,11 @@ unsafe impl GlobalAlloc for Counting {
 
 #[test]
 fn peak_and_rest_equal_what_was_allocated() {
-    let (kept, peak, rest) = measure(|| {
+    let (held, peak, rest) = measure(|| {
         drop(vec![1_u8; 5000]);
         vec![1_u8; 300]
     });
-    assert_eq!((kept.len(), peak, rest), (300, 5000, 300));
+    assert_eq!((held.len(), peak, rest), (300, 5000, 300));
     let (_, outer, _) = measure(|| measure(|| drop(vec![1_u8; 700])));
     assert_eq!(outer, 700, "an inner measurement counts in the outer one");
 }

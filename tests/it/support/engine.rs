@@ -6,7 +6,7 @@ use kv_direct::{
         CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay, Span,
         Step, TokenIds,
     },
-    exact::{AttentionParams, attention, conformance::KernelShapes, linear, rms_norm},
+    exact::{AttentionParams, KernelShapes, attention, linear, rms_norm},
     positions::Positions,
 };
 
@@ -181,8 +181,8 @@ impl Replay for View<'_> {
         let ids: Vec<i64> = tokens.sequence(0).iter().map(|&id| i64::from(id)).collect();
         let ids = TensorData::new(ids, [width]);
         let ids = Tensor::<1, Int>::from_data(ids, &self.engine.embedding.device());
-        let rows = self.engine.embedding.clone().select(0, ids);
-        Ok(rows.reshape([1, width, HIDDEN]))
+        let vectors = self.engine.embedding.clone().select(0, ids);
+        Ok(vectors.reshape([1, width, HIDDEN]))
     }
 
     fn project(
@@ -221,6 +221,6 @@ impl Replay for View<'_> {
     }
 
     fn rotate(&self, _: Tensor<4>, _: &Positions, _: &Positions) -> Result<Tensor<4>, CacheError> {
-        unreachable!("only a cache that re-indexes asks for it")
+        unreachable!("only a cache that re-indexes rotates keys")
     }
 }

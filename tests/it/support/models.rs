@@ -19,6 +19,9 @@ pub fn tiny(kv_heads: usize) -> Decoder {
 /// f32 against f64: rounding alone moves these logits by up to 3e-5, a mistake by 1e-3 and more.
 pub const TOLERANCE: f64 = 1e-4;
 
+/// Logits that differ by this much have changed: well above [`TOLERANCE`].
+pub const CHANGED: f64 = 1e-3;
+
 pub const LENGTH: usize = 40;
 
 pub const LLAMA3: RopeScaling = RopeScaling::Llama3 {

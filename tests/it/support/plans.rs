@@ -33,5 +33,5 @@ pub fn retain() -> impl Strategy<Value = Retain> {
 pub fn throughput() -> Throughput {
     let text = "read 9e9; 16 tokens: projection 3e10, block 4e10, attention 1e10; \
         64 tokens: projection 5e10, block 6e10, attention 2e10";
-    text.parse().expect("rates of two calls")
+    text.parse().expect("throughputs of two chunks")
 }

@@ -124,14 +124,14 @@ impl TestRun {
             None => self.check_budget(),
             Some(_) => {
                 for (sequence, cached) in cached.iter().enumerate() {
-                    self.check_nothing_dropped(sequence, cached);
+                    self.check_nothing_evicted(sequence, cached);
                 }
             }
         }
     }
 
     /// Within a draft nothing is evicted in full-attention layers.
-    fn check_nothing_dropped(&self, sequence: usize, before: &[Vec<Vec<usize>>]) {
+    fn check_nothing_evicted(&self, sequence: usize, before: &[Vec<Vec<usize>>]) {
         let windows = self.decoder.shape().windows;
         let now = self.all_cached(sequence);
         for ((now, before), window) in now.iter().zip(before).zip(windows) {
@@ -140,7 +140,7 @@ impl TestRun {
                     let gone = before.iter().find(|position| !now.contains(position));
                     assert!(
                         gone.is_none(),
-                        "a draft dropped {gone:?} of sequence {sequence}"
+                        "a draft evicted {gone:?} of sequence {sequence}"
                     );
                 }
             }
