@@ -241,7 +241,7 @@ fn senseless_sizes_are_bounded_or_refused() {
         "",
         "read -1",
         "read 1e9",
-        "read nan; 1 rows: x",
+        "read nan; 1 tokens: projection 1, block 1, attention 1",
     ] {
         let refused = wrong.parse::<Throughput>();
         assert!(
