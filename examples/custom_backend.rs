@@ -33,7 +33,8 @@ impl CacheBackend for Thinned {
         Ok(())
     }
 
-    // Drafts, states and the choice of sequences stay with the trait, which refuses them.
+    // The storage refuses every report of attention. Drafts, states and the choice of sequences stay with the trait,
+    // which refuses them.
     forward_backend!(self => self.stores; begin keys_values observe queries truncate clear);
 
     fn fork(&self) -> Box<dyn CacheBackend> {

@@ -4,14 +4,18 @@
 //! values to the cache, and receives everything it may read there. A backend decides what is kept between steps.
 //!
 //! # Terms
-//! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned.
+//! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned; shorter ones are filled
+//!   up with **pads**.
 //! * A **position** is the index of a token in its own sequence, counted from 0.
-//! * An **entry** is the key and the value of one token in one layer. It is stored in a **slot**.
+//! * An **entry** is the key and the value of one token in one layer. It is stored in a **slot** of the layer's buffers.
+//!   Slots may be free, and need not be in the order of positions.
 //! * A **step** is one forward call of the decoder. It brings any number of new tokens for every sequence.
 //! * A **full-attention layer** attends to all earlier tokens, a **sliding-window layer** to the newest
 //!   `window` tokens, the query's own included.
-//! * A lossy backend **evicts** entries: they are gone. A lossless backend only **drops** what it can rebuild.
-//! * A **draft** is a run of tokens that may still be rejected.
+//! * A lossy backend **evicts** entries beyond its **budget**: they are gone. A lossless backend only **drops** what it can
+//!   rebuild, by a **replay** of old tokens through the decoder.
+//! * A **draft** is a run of tokens that may still be rejected. A **prompt** ends with the first step after which no more
+//!   chunks of it follow.
 //!
 //! # A step
 //! ```text
@@ -23,11 +27,9 @@
 //! commit()                          ends the step; entries beyond the budget are evicted
 //! ```
 //!
-//! # Where to read on
-//! * You drive a cache from a decoder of your own: [`CacheBackend`], then [`Replay`].
-//! * You write an eviction policy: [`policy`](crate::policy). Most policies are forty lines there.
-//! * You write a backend with other storage or none: [`storage`](crate::storage).
-//! * You want exact results in less memory: [`residual`](crate::residual) and [`planner`](crate::planner).
+//! Read on with [`Replay`] for a decoder of your own, [`policy`](crate::policy) for an eviction policy (most are forty
+//! lines there), [`storage`](crate::storage) for a backend of your own, [`residual`](crate::residual) and
+//! [`planner`](crate::planner) for exact results in less memory.
 
 mod cached;
 mod draft;
@@ -55,7 +57,7 @@ pub use self::{
     replay::Replay,
     shape::ModelShape,
     span::{Projection, Span},
-    state::{Entry, State},
+    state::{State, StateValue},
     step::Step,
     tokens::TokenIds,
 };
@@ -64,16 +66,16 @@ use crate::memory::MemoryReport;
 
 /// A KV cache: decides which keys and values attention reads.
 ///
-/// The trait is object-safe. Nine methods are required. Every provided method either works or returns
-/// [`Unsupported`](CacheError::Unsupported).
+/// The trait is object-safe. Nine methods are required. The others are provided: `wants` asks for nothing, `observe`
+/// refuses every report, and the rest return [`Unsupported`](CacheError::Unsupported).
 ///
 /// # What the caller guarantees
 /// * Calls follow the order of [a step](self#a-step). Every layer is called once.
 /// * Steps follow one another without gap or overlap; each sequence starts at position 0. The number of
 ///   sequences is fixed by the first step, until [`select_sequences`](Self::select_sequences) or
 ///   [`clear`](Self::clear).
-/// * Keys arrive after QK-norm and rotation at their own positions. Residuals are what the block's first
-///   norm reads.
+/// * Keys arrive after QK-norm and rotation at their own positions. The residual is the hidden state that enters the
+///   layer's block, before its first norm.
 /// * Keys and values are finite. Attention also sums over slots that a query cannot see, with weight 0, and
 ///   0 · ∞ is not 0.
 /// * The [`KeysValues`] of a call is dropped before the next call.
@@ -84,8 +86,8 @@ use crate::memory::MemoryReport;
 /// * Entries are evicted after attention, never before. The budget holds once the step is committed; for the
 ///   tokens of a draft, once the draft is accepted.
 /// * `begin` validates everything. A call that is refused there, or outside a step, changes nothing.
-/// * A layer that fails has failed the step. Until `clear` or `set_state`, every call that could change the
-///   cache then returns [`Poisoned`](CacheError::Poisoned). So does `begin` while a step is open.
+/// * A layer that fails has failed the step. While a step is open, and after it has failed until `clear` or `set_state`,
+///   every other call that could change the cache returns [`Poisoned`](CacheError::Poisoned).
 /// * A sliding-window layer keeps all entries that the next query sees, and those it would see if the last
 ///   step were undone.
 /// * Pads are neither kept nor counted. A sequence's result never depends on the other sequences.
@@ -104,7 +106,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Starts a step, or refuses it.
     ///
     /// # Errors
-    /// [`Gap`](CacheError::Gap), [`Sequences`](CacheError::Sequences), [`Poisoned`](CacheError::Poisoned).
+    /// [`Gap`](CacheError::Gap), [`Sequences`](CacheError::Sequences), [`Poisoned`](CacheError::Poisoned), and
+    /// [`StepBytes`](CacheError::StepBytes) with a byte budget.
     fn begin(&mut self, step: &Step) -> Result<(), CacheError>;
 
     /// Stores the entries of `span` at `layer` and returns everything attention may read there.
@@ -116,8 +119,7 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// then failed.
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError>;
 
-    /// What attention has to report at `layer` in the open step. Nothing by default, which costs nothing. A
-    /// decoder that cannot report what is asked for must fail the step.
+    /// What attention has to report at `layer` in the open step. A decoder that cannot report it must fail the step.
     fn wants(&self, layer: LayerIndex) -> Observation {
         let _ = layer;
         Observation::Nothing
@@ -126,8 +128,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Receives what [`wants`](Self::wants) asked for, once per layer, after its attention.
     ///
     /// # Errors
-    /// [`Observation`](CacheError::Observation) for a report of another kind, a second one, or one that was
-    /// not asked for; [`Shape`](CacheError::Shape). The step has then failed.
+    /// [`Observation`](CacheError::Observation) for a report of another kind, a second one, or one that was not asked for;
+    /// [`Shape`](CacheError::Shape). The decoder must then fail the step.
     fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
         Err(CacheError::Observation {
             layer: layer.index(),
@@ -159,7 +161,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// # Errors
     /// [`Sequences`](CacheError::Sequences) for another number of sequences,
     /// [`TruncateBeyond`](CacheError::TruncateBeyond) for a length beyond the end,
-    /// [`Irreversible`](CacheError::Irreversible) if entries needed there were evicted,
+    /// [`Irreversible`](CacheError::Irreversible) if entries before that length were evicted, or if an open draft began
+    /// after it,
     /// [`Poisoned`](CacheError::Poisoned) while a step is open.
     ///
     /// # Cost
@@ -181,9 +184,9 @@ pub trait CacheBackend: fmt::Debug + Send {
 
     /// Ends the draft: accepts the tokens that were not truncated, or discards all of them.
     ///
-    /// After `Accept`, entries are evicted as if the accepted tokens had come in one step; a prompt ends where
-    /// a step of the draft ended it. Scores are then sums over single queries, which can differ from those of
-    /// one step in the last bit. After `Discard`, the cache continues as if the draft had never been.
+    /// After `Accept`, entries are evicted as if the accepted tokens had come in one step. A prompt that ended within the
+    /// draft has the length it had then. Scores may differ from those of one step in the last bit, because they are summed
+    /// query by query. After `Discard`, the cache continues as if the draft had never been.
     ///
     /// # Errors
     /// [`NoDraft`](CacheError::NoDraft), [`Poisoned`](CacheError::Poisoned),
@@ -227,7 +230,7 @@ pub trait CacheBackend: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`Foreign`](CacheError::Foreign) if the state was taken from a cache of another kind, with other options,
-    /// or for another model; [`State`](CacheError::State) if an entry is missing or does not fit;
+    /// or for another model; [`State`](CacheError::State) if a value is missing or does not fit;
     /// [`Unsupported`](CacheError::Unsupported).
     fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
         let _ = state;
@@ -237,13 +240,11 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Makes the cache as new, whatever happened before.
     fn clear(&mut self);
 
-    /// An independent cache with the same content, an open draft included. Storage is shared until one of the
-    /// two writes; both count it as theirs.
+    /// An independent cache with the same content, an open draft included. Storage is shared until one of the two writes;
+    /// the memory report of each counts all of it.
     fn fork(&self) -> Box<dyn CacheBackend>;
 }
 
 const fn unsupported(operation: &'static str) -> CacheError {
     CacheError::Unsupported { operation }
 }
-
-fn _object_safe(_: &dyn CacheBackend) {}

@@ -25,13 +25,13 @@ pub mod cache;
 // Where entries are stored: for authors of backends.
 pub mod storage;
 
-// What is evicted: for authors of policies. Holds every backend but one.
+// What is evicted: for authors of policies. Has every backend but `ResidualCheckpoint`.
 pub mod policy;
 
-// What is dropped and rebuilt, to the bit.
+// What is dropped and rebuilt, to the bit: `ResidualCheckpoint`.
 pub mod residual;
 
-// What that costs, and the cheapest way within a byte budget.
+// What a `ResidualCheckpoint` costs, and the plan with the least predicted time within a byte budget.
 pub mod planner;
 
 // The decoder, and what surrounds it; a feature each.

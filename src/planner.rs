@@ -153,7 +153,7 @@ impl<'a> Planner<'a> {
         Plan::new(self.shape, layers).map_or(usize::MAX, |plan| self.need(&plan))
     }
 
-    /// What a step of one token costs at the full context.
+    /// What the step of one token costs that fills the context.
     ///
     /// # Errors
     /// [`PlanLayers`](CacheError::PlanLayers) for a plan of another model.

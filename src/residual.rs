@@ -5,9 +5,10 @@
 //! values, the residual, or nothing. Token ids, 4 bytes each, are kept wherever a replay starts from them.
 //!
 //! # Reading order
-//! `residual.rs` has the backend; its `begin` shows what a step does. `resident` is what is held between steps,
-//! `step_plan` what the open step will do, `replay` the old entries on their way through the layers. `need` bounds
-//! the bytes of a step.
+//! `residual.rs` has the backend in three parts: what is held between steps (`resident`), what the open step will do
+//! (`step_plan`), and the old entries on their way through the layers (`replay`). `begin` decides the second from the
+//! first. `keys_values` adds the new entries and reads (`replay`, `fill`). `commit` makes what was decided what is held.
+//! Beside that, `need` bounds the bytes of a step, `park` has `resume`, and `saved` has states.
 
 mod certify;
 mod config;
@@ -44,10 +45,11 @@ use crate::{
     storage::{LayerStore, StepTracker},
 };
 
-/// Stores the newest entries of every layer and rebuilds all older ones in every step: the bits of
-/// [`FullKv`](crate::FullKv) in a fraction of its memory.
+/// Stores the newest entries of every layer and rebuilds the older ones in every step, as far as its [`Plan`] does not
+/// retain them: the bits of [`FullKv`](crate::FullKv) in a fraction of its memory.
 ///
-/// What is dropped is always a prefix, so what is left determines it. At each layer the residual of the old tokens is
+/// What is dropped is always a prefix. An entry depends only on the tokens before it, so ids or residuals from the start of
+/// the text are enough to rebuild it. At each layer the residual of the old tokens is
 /// projected to keys and values, attention reads them together with the stored entries, and the block carries the
 /// residual to the next layer. Only one layer's old entries exist at a time. Bits repeat because everything goes
 /// through the routines of [`exact`](crate::exact), and the [`Conformance`] report says whether these repeat bits on
@@ -167,6 +169,7 @@ impl CacheBackend for ResidualCheckpoint {
         // Everything that can be refused is refused here; nothing has changed yet.
         self.tracker.can_begin(step)?;
         self.setup.can_certify(step.starts().len())?;
+        // The layers that may hold every entry after this step; none without a byte budget.
         let complete = self.affordable_after(step)?;
 
         self.tracker.begin(step)?;
@@ -335,6 +338,6 @@ impl ResidualCheckpoint {
     fn finish(&mut self) {
         self.rebuilding = Rebuilding::default();
         let step = std::mem::take(&mut self.step);
-        self.resident.finish(step.complete, step.oldest);
+        self.resident.finish(step.complete, step.first_held);
     }
 }

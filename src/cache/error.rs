@@ -48,8 +48,8 @@ pub enum CacheError {
         /// Sequences of the step, or lengths to truncate to.
         found: usize,
     },
-    /// An earlier step began and was not committed: its entries are in some layers only.
-    #[error("an earlier step failed midway; clear the cache to go on")]
+    /// A step is open, or has failed. Its entries are in some layers only.
+    #[error("a step is open or has failed: commit it, or clear the cache")]
     Poisoned,
     /// A layer was called outside a step, twice in one step, or out of order.
     #[error("layer {found} was called, but {}", expected.map_or("no layer is due".into(), |l| format!("layer {l} is due")))]
@@ -177,11 +177,11 @@ pub enum CacheError {
         /// Of the state.
         found: String,
     },
-    /// A state in which an entry is missing or does not fit the rest.
-    #[error("the state's {entry} is wrong: {problem}")]
+    /// A state in which a value is missing or does not fit the rest.
+    #[error("the state's {value} is wrong: {problem}")]
     State {
-        /// Which entry.
-        entry: String,
+        /// Which value.
+        value: String,
         /// What is wrong with it.
         problem: &'static str,
     },

@@ -1,4 +1,4 @@
-//! The content of a cache as named entries, to be continued elsewhere.
+//! The content of a cache as named values, to be continued elsewhere.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,23 +6,23 @@ use burn::tensor::{DType, Tensor};
 
 use crate::cache::{CacheError, ModelShape};
 
-/// The content of a cache as named entries, and what kind of cache it was taken from: the backend, its options
+/// The content of a cache as named values, and what kind of cache it was taken from: the backend, its options
 /// and the model.
 ///
 /// The `session` module (feature `session`) writes a state to a file and reads it back.
 ///
 /// ```
 /// use burn::tensor::DType;
-/// use kv_direct::cache::{CacheBackend, Entry, ModelShape, State};
+/// use kv_direct::cache::{CacheBackend, StateValue, ModelShape, State};
 /// use kv_direct::{FullKv, exact::KernelShapes};
 ///
 /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 2, 16));
 /// let state = FullKv::new(&shape).state()?;
-/// assert_eq!((state.backend(), state.entries().count()), ("full_kv", 2));
+/// assert_eq!((state.backend(), state.values().count()), ("full_kv", 2));
 ///
 /// // A backend of your own:
 /// let mut state = State::new("newest", [("budget".into(), "5".into())], &shape);
-/// state.insert("lengths", Entry::Integers(vec![3, 7]));
+/// state.insert("lengths", StateValue::Integers(vec![3, 7]));
 /// assert_eq!(state.integers("lengths")?, [3, 7]);
 /// assert!(state.floats("scores").is_err());
 /// # Ok::<(), kv_direct::cache::CacheError>(())
@@ -32,14 +32,14 @@ pub struct State {
     backend: String,
     options: BTreeMap<String, String>,
     model: String,
-    entries: BTreeMap<String, Entry>,
+    values: BTreeMap<String, StateValue>,
 }
 
-/// One entry of a [`State`].
+/// One value of a [`State`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-#[allow(clippy::large_enum_variant, reason = "most entries are tensors")]
-pub enum Entry {
+#[allow(clippy::large_enum_variant, reason = "most values are tensors")]
+pub enum StateValue {
     /// Keys, values or residuals, in the dtype of the model.
     Tensor(Tensor<4>),
     /// Positions, lengths, counters.
@@ -51,7 +51,7 @@ pub enum Entry {
 }
 
 impl State {
-    /// A state without entries, of the backend with this name and these options, for a model of this shape.
+    /// A state without values, of the backend with this name and these options, for a model of this shape.
     #[must_use]
     pub fn new(
         backend: &str,
@@ -71,7 +71,7 @@ impl State {
             backend,
             options,
             model,
-            entries: BTreeMap::new(),
+            values: BTreeMap::new(),
         }
     }
 
@@ -127,31 +127,31 @@ impl State {
         Ok(())
     }
 
-    /// Adds an entry, or replaces it.
-    pub fn insert(&mut self, name: impl Into<String>, entry: Entry) {
-        self.entries.insert(name.into(), entry);
+    /// Adds a value, or replaces it.
+    pub fn insert(&mut self, name: impl Into<String>, value: StateValue) {
+        self.values.insert(name.into(), value);
     }
 
-    /// All entries, with their names.
-    pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
-        self.entries
+    /// All values, with their names.
+    pub fn values(&self) -> impl Iterator<Item = (&str, &StateValue)> {
+        self.values
             .iter()
-            .map(|(name, entry)| (name.as_str(), entry))
+            .map(|(name, value)| (name.as_str(), value))
     }
 
-    /// Whether there is an entry of this name.
+    /// Whether there is a value of this name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
+        self.values.contains_key(name)
     }
 
     /// Integers by name.
     ///
     /// # Errors
-    /// [`State`](CacheError::State) if there is no such entry, or one of another kind.
+    /// [`State`](CacheError::State) if there is no such value, or one of another kind.
     pub fn integers(&self, name: &str) -> Result<&[u64], CacheError> {
-        match self.entry(name)? {
-            Entry::Integers(values) => Ok(values),
+        match self.value(name)? {
+            StateValue::Integers(values) => Ok(values),
             _ => Err(wrong(name, "it holds no integers")),
         }
     }
@@ -161,8 +161,8 @@ impl State {
     /// # Errors
     /// As [`integers`](Self::integers).
     pub fn ids(&self, name: &str) -> Result<&[u32], CacheError> {
-        match self.entry(name)? {
-            Entry::Ids(values) => Ok(values),
+        match self.value(name)? {
+            StateValue::Ids(values) => Ok(values),
             _ => Err(wrong(name, "it holds no token ids")),
         }
     }
@@ -172,8 +172,8 @@ impl State {
     /// # Errors
     /// As [`integers`](Self::integers).
     pub fn floats(&self, name: &str) -> Result<&[f32], CacheError> {
-        match self.entry(name)? {
-            Entry::Floats(values) => Ok(values),
+        match self.value(name)? {
+            StateValue::Floats(values) => Ok(values),
             _ => Err(wrong(name, "it holds no scores")),
         }
     }
@@ -188,7 +188,7 @@ impl State {
         dims: [usize; 4],
         dtype: DType,
     ) -> Result<Tensor<4>, CacheError> {
-        let Entry::Tensor(tensor) = self.entry(name)? else {
+        let StateValue::Tensor(tensor) = self.value(name)? else {
             return Err(wrong(name, "it is no tensor"));
         };
         if tensor.dims() != dims {
@@ -231,11 +231,14 @@ impl State {
             usize::MAX => u64::MAX,
             value => value as u64,
         };
-        self.insert(name, Entry::Integers(of.into_iter().map(write).collect()));
+        self.insert(
+            name,
+            StateValue::Integers(of.into_iter().map(write).collect()),
+        );
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry, CacheError> {
-        self.entries
+    fn value(&self, name: &str) -> Result<&StateValue, CacheError> {
+        self.values
             .get(name)
             .ok_or_else(|| wrong(name, "it is missing"))
     }
@@ -246,15 +249,15 @@ impl fmt::Debug for State {
         f.debug_struct("State")
             .field("backend", &self.backend)
             .field("options", &self.options)
-            .field("entries", &self.entries.len())
+            .field("values", &self.values.len())
             .finish_non_exhaustive()
     }
 }
 
-/// An entry that is missing or does not fit.
-pub(crate) fn wrong(entry: &str, problem: &'static str) -> CacheError {
+/// A value that is missing or does not fit.
+pub(crate) fn wrong(name: &str, problem: &'static str) -> CacheError {
     CacheError::State {
-        entry: entry.into(),
+        value: name.into(),
         problem,
     }
 }

@@ -104,7 +104,7 @@ impl Cost {
 }
 
 impl Plan {
-    /// What this plan costs for one sequence of `context` tokens, without a byte budget.
+    /// What this plan costs for one sequence of `context` tokens, to which the step adds one, without a byte budget.
     ///
     /// # Errors
     /// [`PlanLayers`](CacheError::PlanLayers) for a plan of another model, [`Context`](CacheError::Context) for more than

@@ -13,7 +13,8 @@ impl<P: Policy> Evicting<P> {
     /// What the policy wants to see of the present step, by the sequence that needs most.
     pub(super) fn wanted(&self) -> Observation {
         let wanted = |sequence: &Sequence| self.policy.wants(sequence);
-        let all = self.sequences.iter().map(wanted);
+        let asked = |wanted: &Observation| *wanted != Observation::LastQueries(0);
+        let all = self.sequences.iter().map(wanted).filter(asked);
         all.fold(Observation::Nothing, |one, other| match (one, other) {
             (Observation::Nothing, other) => other,
             (Observation::LastQueries(one), Observation::LastQueries(other)) => {
@@ -49,7 +50,7 @@ impl<P: Policy> Evicting<P> {
     pub(super) fn evict(&mut self, layer: usize, new: &[Vec<Query<'_>>], beside: usize) {
         let (policy, remembered) = (&self.policy, &self.remembered);
         let kernels = &self.stores.shape().kernels;
-        let (heads, group) = (kernels.heads, kernels.heads / kernels.kv_heads);
+        let (heads, group) = (kernels.heads, kernels.heads / kernels.kv_heads.max(1));
         let sequences = &self.sequences;
         self.stores.evict(layer, beside, |store| {
             for (index, kv_head, slots) in store.lists_mut() {

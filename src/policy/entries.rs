@@ -35,7 +35,7 @@ impl<'a> Entries<'a> {
         self.slots.scores()
     }
 
-    /// Adds one number to the score of each slot.
+    /// Adds one number to the score of each slot; to those beyond the end of `more`, nothing.
     pub fn add_scores(&mut self, more: &[f32]) {
         self.slots.add_scores(more.iter().copied());
     }
@@ -52,7 +52,8 @@ impl<'a> Entries<'a> {
         self.free(lowest(self.positions(), self.scores(), excess, evictable));
     }
 
-    /// As [`evict_lowest`](Self::evict_lowest), by these scores, one for each slot. They are not stored.
+    /// As [`evict_lowest`](Self::evict_lowest), by these scores, one for each slot; slots beyond their end rank lowest. They
+    /// are not stored.
     pub fn evict_lowest_by(
         &mut self,
         scores: &[f32],

@@ -150,7 +150,9 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             // The report on the device and on the host, and what a policy copies of it.
             let policy = self.remembered.bytes() + self.sinks.bytes();
             self.evict(layer, &new, policy + 3 * size_of_val(&values[..]));
-            self.remember(layer, &new);
+            if queries.is_some() {
+                self.remember(layer, &new);
+            }
         }
         Ok(())
     }
@@ -179,13 +181,12 @@ impl<P: Policy> CacheBackend for Evicting<P> {
     }
 
     fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        let full = self.stores.layers.iter().find(|store| !store.slides());
-        let oldest = |index: usize, length: usize| {
-            let evicted = full.is_some_and(|store| store.used(index) < length);
+        let shortest = |index: usize, length: usize| {
+            let evicted = self.stores.has_evicted(index);
             let prompt = self.sequences.get(index).and_then(|s| s.prompt);
-            self.policy.oldest(&Sequence::at(length, prompt), evicted)
+            self.policy.shortest(&Sequence::at(length, prompt), evicted)
         };
-        self.stores.can_truncate(to, oldest)?;
+        self.stores.can_truncate(to, shortest)?;
         if to.iter().all(|&to| to == 0) {
             self.clear();
             return Ok(());

@@ -123,7 +123,7 @@ impl Policy for HeavyHitters {
         });
     }
 
-    fn oldest(&self, sequence: &Sequence, _: bool) -> usize {
+    fn shortest(&self, sequence: &Sequence, _: bool) -> usize {
         sequence.length
     }
 }

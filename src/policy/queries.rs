@@ -1,7 +1,7 @@
 //! Queries that are remembered: those of an open draft, and the newest of an unfinished prompt.
 
 use super::attention::Query;
-use crate::cache::{CacheError, Entry, State, wrong};
+use crate::cache::{CacheError, State, StateValue, wrong};
 
 /// Remembered queries, by layer and sequence, oldest first.
 #[derive(Debug, Clone, Default)]
@@ -121,7 +121,7 @@ impl Remembered {
                 let slots = queries.iter().map(|q| q.probabilities.len() / q.heads);
                 state.insert_positions(&name(layer, sequence, "query_slots"), slots);
                 let all = queries.iter().flat_map(|query| &query.probabilities);
-                let all = Entry::Floats(all.copied().collect());
+                let all = StateValue::Floats(all.copied().collect());
                 state.insert(name(layer, sequence, "queries"), all);
             }
         }

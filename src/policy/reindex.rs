@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, Entry, ModelShape, Replay, State, wrong},
+    cache::{CacheError, ModelShape, Replay, State, StateValue, wrong},
     positions::Positions,
     storage::LayerStore,
 };
@@ -33,7 +33,7 @@ impl Sinks {
     }
 
     /// Rotates the sinks of every sequence forward by the number of its evicted entries. `lengths` are the tokens of the
-    /// sequences, those of the step included.
+    /// sequences, those of the step included. Sinks that were evicted themselves stay evicted.
     pub(super) fn rotate(
         &mut self,
         layer: usize,
@@ -48,7 +48,7 @@ impl Sinks {
         keys.resize(lengths.len(), None);
         for (sequence, keys) in keys.iter_mut().enumerate() {
             let evicted = lengths[sequence] - store.used(sequence);
-            if evicted == 0 {
+            if evicted == 0 || !store.starts_with(sequence, self.count) {
                 continue;
             }
             let keys = keys.get_or_insert_with(|| store.first_keys(sequence, self.count));
@@ -90,7 +90,7 @@ impl Sinks {
         for (layer, keys) in self.keys.iter().enumerate() {
             for (sequence, keys) in keys.iter().enumerate() {
                 if let Some(keys) = keys {
-                    state.insert(name(layer, sequence), Entry::Tensor(keys.clone()));
+                    state.insert(name(layer, sequence), StateValue::Tensor(keys.clone()));
                 }
             }
         }

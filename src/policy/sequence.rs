@@ -10,9 +10,10 @@ pub struct Sequence {
     pub before: usize,
     /// Tokens after the step.
     pub length: usize,
-    /// Tokens of the prompt; `None` while more chunks of it follow.
+    /// Tokens of the prompt; `None` while more chunks of it follow
+    /// ([`Step::with_more_follows`](crate::cache::Step::with_more_follows)).
     pub prompt: Option<usize>,
-    /// Whether the prompt ends with this step. It ends once, even in a step that brings no token of the sequence.
+    /// Whether the prompt ends with this step. True in one step only, possibly one that brings this sequence no token.
     pub ends_prompt: bool,
 }
 

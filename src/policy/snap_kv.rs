@@ -181,7 +181,7 @@ impl Policy for PromptWindow {
         }
     }
 
-    fn oldest(&self, sequence: &Sequence, evicted: bool) -> usize {
+    fn shortest(&self, sequence: &Sequence, evicted: bool) -> usize {
         match sequence.prompt {
             // The queries that would decide after a truncation are no longer remembered.
             None => sequence.length,

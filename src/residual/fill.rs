@@ -18,7 +18,7 @@ pub(super) struct Filling<'a> {
     /// How many of the first entries are not stored.
     pub(super) dropped: &'a [usize],
     /// The first entry that is stored afterwards.
-    pub(super) oldest: &'a [usize],
+    pub(super) first_held: &'a [usize],
     /// Tokens afterwards.
     pub(super) after: &'a [usize],
     /// The entries of the step, with their positions.
@@ -37,7 +37,7 @@ pub(super) struct Filled {
 }
 
 impl Filling<'_> {
-    /// Assembles the entries in the buffers of `all`, or in `store` if nothing is dropped. Leaves those from `oldest` on
+    /// Assembles the entries in the buffers of `all`, or in `store` if nothing is dropped. Leaves those from `first_held` on
     /// in `store`.
     pub(super) fn fill(
         mut self,
@@ -46,7 +46,7 @@ impl Filling<'_> {
         replay: &dyn Replay,
     ) -> Result<Filled, CacheError> {
         let (used, free) = store.bytes();
-        let drops = self.oldest.iter().any(|&oldest| oldest > 0);
+        let drops = self.first_held.iter().any(|&first_held| first_held > 0);
         if !drops && self.certified.is_none() {
             self.refill(store, replay)?;
             return Ok(Filled {
@@ -56,14 +56,14 @@ impl Filling<'_> {
             });
         }
         let differing = self.assemble(store, all, replay)?;
-        let oldest = self.oldest;
+        let first_held = self.first_held;
         let stays = |sequence: usize, position: usize| {
-            position >= oldest[sequence] || differing.binary_search(&position).is_ok()
+            position >= first_held[sequence] || differing.binary_search(&position).is_ok()
         };
         // After a truncation the store is short of entries, and rebuilt ones fill it up. Then all of it is stored anew in
         // rising order, because a store that holds every entry is read in its own order.
-        let mut pairs = oldest.iter().zip(self.dropped);
-        if pairs.any(|(oldest, dropped)| oldest < dropped) {
+        let mut pairs = first_held.iter().zip(self.dropped);
+        if pairs.any(|(first_held, dropped)| first_held < dropped) {
             *store = store.emptied();
             all.copy_into(store, stays);
         } else {
@@ -113,7 +113,7 @@ impl Filling<'_> {
             all.reserve(self.slots(), entries);
             all.append(entries, positions);
         }
-        let (slots, dropped, oldest) = (self.slots(), self.dropped, self.oldest);
+        let (slots, dropped, first_held) = (self.slots(), self.dropped, self.first_held);
         let mut differing = match self.certified {
             Some(_) => store.positions_below(0, dropped[0]),
             None => Vec::new(),
@@ -131,7 +131,7 @@ impl Filling<'_> {
             all.append(entries, &positions.filter(missing));
             if let Some(blocks) = &mut self.certified {
                 let start = positions.slots(0, 0)[0];
-                let leaving = start.max(dropped[0])..(start + positions.width()).min(oldest[0]);
+                let leaving = start.max(dropped[0])..(start + positions.width()).min(first_held[0]);
                 if !leaving.is_empty()
                     && !blocks.note(same(&all.read()?, entries, start, leaving.clone()))
                 {

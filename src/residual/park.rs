@@ -156,7 +156,7 @@ impl ResidualCheckpoint {
         };
         self.step = StepPlan {
             carried: resident.dropped.clone(),
-            oldest: lengths
+            first_held: lengths
                 .iter()
                 .map(|n| n.saturating_sub(setup.plan.hot()))
                 .collect(),

@@ -38,7 +38,9 @@ impl ResidualCheckpoint {
         new: New<'_>,
         replay: &dyn Replay,
     ) -> Result<Option<KeysValues>, CacheError> {
-        let drops = !self.step.complete[layer] && self.step.oldest.iter().any(|&first| first > 0);
+        // A layer that drops entries assembles all of them in the shared buffers: its store keeps the hot ones only.
+        let drops =
+            !self.step.complete[layer] && self.step.first_held.iter().any(|&first| first > 0);
         if self.setup.shape.slides(layer) {
             self.read_window(layer, new, replay)
         } else if self.setup.plan.rebuilds(layer) && (drops || self.resident.lacks(layer)) {
@@ -153,9 +155,9 @@ impl ResidualCheckpoint {
         let filling = Filling {
             prefix: &prefix,
             dropped: &self.resident.dropped,
-            oldest: match self.step.complete[layer] {
+            first_held: match self.step.complete[layer] {
                 true => &none,
-                false => &self.step.oldest,
+                false => &self.step.first_held,
             },
             after: &after,
             new,

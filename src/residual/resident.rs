@@ -26,7 +26,7 @@ pub(super) struct Resident {
     pub(super) layers: Vec<LayerStore>,
     /// Layers that hold every entry for now, though the plan does not ask for it.
     pub(super) complete: Vec<bool>,
-    /// Of every sequence, the first tokens whose entries the rebuilt layers do not hold.
+    /// How many of its first entries the rebuilt layers do not hold, for each sequence.
     pub(super) dropped: Vec<usize>,
     /// Everything that can be rebuilt was dropped, sliding windows included. The next step rebuilds it.
     pub(super) windows_dropped: bool,
@@ -139,12 +139,12 @@ impl Resident {
         new.map_or(0, |(new, positions)| store.append(new, positions))
     }
 
-    /// A step has ended with these layers complete; the others hold the entries from `oldest` on.
-    pub(super) fn finish(&mut self, complete: Vec<bool>, oldest: Vec<usize>) {
+    /// A step has ended with these layers complete; the others hold the entries from `first_held` on.
+    pub(super) fn finish(&mut self, complete: Vec<bool>, first_held: Vec<usize>) {
         self.complete = complete;
         self.dropped = match self.is_complete() {
-            true => vec![0; oldest.len()],
-            false => oldest,
+            true => vec![0; first_held.len()],
+            false => first_held,
         };
         self.windows_dropped = false;
     }

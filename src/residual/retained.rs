@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::prefix::{Prefix, bytes, chunks};
 use crate::{
-    cache::{CacheError, Entry, ModelShape, State},
+    cache::{CacheError, ModelShape, State, StateValue},
     exact::zeros,
     positions::Positions,
     storage::index,
@@ -73,7 +73,7 @@ impl Residuals {
     pub(super) fn write(&self, layer: usize, state: &mut State) {
         for (chunk, residual) in self.stored.iter().enumerate() {
             let residual = residual.clone().unsqueeze();
-            state.insert(name(layer, chunk), Entry::Tensor(residual));
+            state.insert(name(layer, chunk), StateValue::Tensor(residual));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{ResidualCheckpoint, Retain, resident::Resident};
 use crate::{
-    cache::{CacheError, Entry, State, wrong},
+    cache::{CacheError, State, StateValue, wrong},
     storage::StepTracker,
 };
 
@@ -17,10 +17,10 @@ impl ResidualCheckpoint {
             resident.residuals[layer].write(layer, &mut state);
         }
         let parked = vec![u64::from(resident.windows_dropped)];
-        state.insert("parked", Entry::Integers(parked));
+        state.insert("parked", StateValue::Integers(parked));
         if self.setup.plan.keeps_ids() {
             let ids = resident.tokens.iter().flatten().copied();
-            state.insert("ids", Entry::Ids(ids.collect()));
+            state.insert("ids", StateValue::Ids(ids.collect()));
         }
         state
     }

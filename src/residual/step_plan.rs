@@ -14,10 +14,10 @@ use crate::{
 /// What the open step, or a resume, does with old entries.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepPlan {
-    /// Of every sequence, the first tokens that a replay carries from layer to layer.
+    /// How many of its first tokens a replay carries from layer to layer, for each sequence.
     pub(super) carried: Vec<usize>,
-    /// Of every sequence, the first token whose entries the rebuilt layers hold afterwards.
-    pub(super) oldest: Vec<usize>,
+    /// The first token whose entries the rebuilt layers hold afterwards, for each sequence.
+    pub(super) first_held: Vec<usize>,
     /// Layers that hold every entry afterwards, though the plan does not ask for it.
     pub(super) complete: Vec<bool>,
     /// Which layers the carried tokens enter and leave.
@@ -33,14 +33,18 @@ impl StepPlan {
         complete: Vec<bool>,
     ) -> Self {
         let (plan, dropped) = (&setup.plan, &resident.dropped);
-        let oldest: Vec<usize> = after.iter().map(|&n| setup.first_hot(n)).collect();
+        let first_held: Vec<usize> = after.iter().map(|&n| setup.first_hot(n)).collect();
         let drops = |layer: usize| plan.rebuilds(layer) && !complete[layer];
         // Entries that are dropped in this step are carried too if they have to be compared.
-        let mut pairs = oldest.iter().zip(dropped);
+        let mut pairs = first_held.iter().zip(dropped);
         let certifies =
             setup.certified && pairs.any(|(o, d)| o > d) && (0..setup.shape.layers()).any(drops);
         let carried: Vec<usize> = match certifies {
-            true => oldest.iter().zip(dropped).map(|(o, d)| *o.max(d)).collect(),
+            true => first_held
+                .iter()
+                .zip(dropped)
+                .map(|(o, d)| *o.max(d))
+                .collect(),
             false => dropped.clone(),
         };
         let missing = |layer: usize| match setup.shape.slides(layer) {
@@ -53,7 +57,7 @@ impl StepPlan {
         };
         Self {
             carried,
-            oldest,
+            first_held,
             complete,
             flow,
         }

@@ -10,7 +10,7 @@ use super::{
     facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
 };
 use crate::{
-    cache::{CacheBackend, CacheError, Entry, State},
+    cache::{CacheBackend, CacheError, State, StateValue},
     files,
     fingerprint::Fingerprint,
 };
@@ -126,28 +126,32 @@ fn check(
     })
 }
 
-fn entry(name: &str, view: &TensorView<'_>, device: &Device) -> Result<Entry, CacheError> {
+fn entry(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValue, CacheError> {
     let bytes = view.data();
     let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
     let dtype = match (view.dtype(), view.shape()) {
         (Dtype::U64, [_]) => {
             let eights = bytes.chunks_exact(8);
             let numbers = eights.map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i])));
-            return Ok(Entry::Integers(numbers.collect()));
+            return Ok(StateValue::Integers(numbers.collect()));
         }
-        (Dtype::U32, [_]) => return Ok(Entry::Ids(words().map(u32::from_le_bytes).collect())),
-        (Dtype::F32, [_]) => return Ok(Entry::Floats(words().map(f32::from_le_bytes).collect())),
+        (Dtype::U32, [_]) => return Ok(StateValue::Ids(words().map(u32::from_le_bytes).collect())),
+        (Dtype::F32, [_]) => {
+            return Ok(StateValue::Floats(
+                words().map(f32::from_le_bytes).collect(),
+            ));
+        }
         (Dtype::F64, [_, _, _, _]) => DType::F64,
         (Dtype::F32, [_, _, _, _]) => DType::F32,
         (Dtype::F16, [_, _, _, _]) => DType::F16,
         (Dtype::BF16, [_, _, _, _]) => DType::BF16,
         _ => {
             return Err(CacheError::State {
-                entry: name.into(),
+                value: name.into(),
                 problem: "no entry has this dtype and rank",
             });
         }
     };
     let data = TensorData::from_bytes_vec(bytes.to_vec(), view.shape().to_vec(), dtype);
-    Ok(Entry::Tensor(Tensor::from_data(data, (device, dtype))))
+    Ok(StateValue::Tensor(Tensor::from_data(data, (device, dtype))))
 }

@@ -15,7 +15,7 @@ use super::{
     facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
 };
 use crate::{
-    cache::{CacheBackend, CacheError, Entry},
+    cache::{CacheBackend, CacheError, StateValue},
     fingerprint::Fingerprint,
 };
 
@@ -53,7 +53,7 @@ where
         facts.insert(format!("{OPTION}.{name}"), value.into());
     }
     let mut parts = Vec::new();
-    for (name, entry) in state.entries() {
+    for (name, entry) in state.values() {
         let part = Part::new(name, entry)?;
         let bytes = part
             .bytes()
@@ -120,15 +120,15 @@ fn write_aside(
 
 /// An entry as safetensors writes it.
 struct Part<'a> {
-    entry: &'a Entry,
+    entry: &'a StateValue,
     dtype: Dtype,
     shape: Vec<usize>,
 }
 
 impl<'a> Part<'a> {
-    fn new(name: &str, entry: &'a Entry) -> Result<Self, SessionError> {
+    fn new(name: &str, entry: &'a StateValue) -> Result<Self, SessionError> {
         let (dtype, shape) = match entry {
-            Entry::Tensor(tensor) => {
+            StateValue::Tensor(tensor) => {
                 let unwritable = |dtype| SessionError::Dtype {
                     name: name.into(),
                     dtype,
@@ -139,9 +139,9 @@ impl<'a> Part<'a> {
                     tensor.dims().to_vec(),
                 )
             }
-            Entry::Integers(values) => (Dtype::U64, vec![values.len()]),
-            Entry::Ids(values) => (Dtype::U32, vec![values.len()]),
-            Entry::Floats(values) => (Dtype::F32, vec![values.len()]),
+            StateValue::Integers(values) => (Dtype::U64, vec![values.len()]),
+            StateValue::Ids(values) => (Dtype::U32, vec![values.len()]),
+            StateValue::Floats(values) => (Dtype::F32, vec![values.len()]),
         };
         Ok(Self {
             entry,
@@ -152,10 +152,10 @@ impl<'a> Part<'a> {
 
     fn bytes(&self) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
         Ok(match self.entry {
-            Entry::Tensor(tensor) => tensor_bytes(tensor.clone())?,
-            Entry::Integers(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Entry::Ids(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Entry::Floats(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            StateValue::Tensor(tensor) => tensor_bytes(tensor.clone())?,
+            StateValue::Integers(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            StateValue::Ids(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            StateValue::Floats(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         })
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("chat");
         std::fs::write(&path, "old").expect("a file");
-        let entry = Entry::Ids(vec![7]);
+        let entry = StateValue::Ids(vec![7]);
         let parts = vec![("ids", Part::new("ids", &entry).expect("ids can be written"))];
         let sync = |_: &File| Err(io::Error::other("no disk"));
         let failed = write(&path, parts, Facts::default(), sync);

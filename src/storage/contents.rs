@@ -32,11 +32,39 @@ impl LayerStore {
         below
     }
 
-    /// Whether the first `count` slots of a sequence hold its first `count` entries, in order.
+    /// The lists of one sequence; none if there is no such sequence.
+    fn lists_of(&self, sequence: usize) -> &[Slots] {
+        let lists = self.lists();
+        let of_sequence = self.slots.get(sequence * lists..(sequence + 1) * lists);
+        of_sequence.unwrap_or_default()
+    }
+
+    /// Whether every KV head of a sequence holds at least `count` entries.
+    pub(crate) fn holds(&self, sequence: usize, count: usize) -> bool {
+        let lists = self.lists_of(sequence);
+        count == 0 || !lists.is_empty() && lists.iter().all(|slots| slots.used() >= count)
+    }
+
+    /// Whether the first `count` slots of a sequence hold its first `count` entries, in order, in every KV head.
     pub(crate) fn starts_with(&self, sequence: usize, count: usize) -> bool {
-        let slots = self.slots.get(sequence * self.lists()).map(AsRef::as_ref);
-        let first = slots.and_then(|slots| slots.get(..count));
-        first.is_some_and(|first| first.iter().copied().eq(0..count))
+        let starts = |slots: &Slots| {
+            let first = slots.as_ref().get(..count);
+            first.is_some_and(|first| first.iter().copied().eq(0..count))
+        };
+        let lists = self.lists_of(sequence);
+        !lists.is_empty() && lists.iter().all(starts)
+    }
+
+    /// Whether every sequence holds its newest entries and no others, at least `least(sequence)` of them, in every KV
+    /// head.
+    pub(crate) fn holds_newest(&self, lengths: &[usize], least: impl Fn(usize) -> usize) -> bool {
+        lengths.iter().enumerate().all(|(sequence, &length)| {
+            let newest = |slots: &Slots| {
+                let used = slots.used();
+                used == 0 || slots.holds_all(length - used.min(length)..length)
+            };
+            self.holds(sequence, least(sequence)) && self.lists_of(sequence).iter().all(newest)
+        })
     }
 
     /// Slots of the buffers.

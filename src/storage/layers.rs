@@ -122,18 +122,25 @@ impl LayerStores {
         self.peak = self.peak.max(held + moved);
     }
 
-    /// Checks a truncation. `oldest(sequence, length)` is the shortest length that is possible after what was evicted
+    /// Checks a truncation. `shortest(sequence, length)` is the shortest length that is possible after what was evicted
     /// from full-attention layers; 0 if nothing was.
     pub(crate) fn can_truncate(
         &self,
         to: &[usize],
-        oldest: impl Fn(usize, usize) -> usize,
+        shortest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
         self.tracker.can_truncate(to)?;
         if self.tracker.is_draft() {
             return Ok(());
         }
-        LayerStore::can_truncate(&self.layers, self.tracker.lengths(), to, oldest)
+        LayerStore::can_truncate(&self.layers, self.tracker.lengths(), to, shortest)
+    }
+
+    /// Whether entries of a sequence are missing in a full-attention layer.
+    pub(crate) fn has_evicted(&self, sequence: usize) -> bool {
+        let length = self.tracker.lengths().get(sequence).copied().unwrap_or(0);
+        let mut full = self.layers.iter().filter(|store| !store.slides());
+        full.any(|store| !store.holds(sequence, length))
     }
 
     /// Carries out a truncation that was checked.
@@ -254,10 +261,8 @@ impl CacheBackend for LayerStores {
 
     /// As [`CacheBackend::truncate`]. A sequence of which entries were evicted keeps its length, or becomes empty.
     fn truncate(&mut self, to: &[usize]) -> Result<(), CacheError> {
-        let full = self.layers.iter().find(|store| !store.slides());
-        let evicted = |i: usize, length: usize| full.is_some_and(|store| store.used(i) < length);
-        let oldest = |i: usize, length: usize| if evicted(i, length) { length } else { 0 };
-        self.can_truncate(to, oldest)?;
+        let shortest = |i: usize, length: usize| if self.has_evicted(i) { length } else { 0 };
+        self.can_truncate(to, shortest)?;
         if to.iter().all(|&to| to == 0) {
             self.clear();
         } else {

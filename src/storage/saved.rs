@@ -2,7 +2,7 @@
 
 use super::{layer::LayerStore, slots::Slots};
 use crate::{
-    cache::{CacheError, Entry, ModelShape, State, wrong},
+    cache::{CacheError, ModelShape, State, StateValue, wrong},
     exact::{KV_BLOCK, zeros},
 };
 
@@ -16,11 +16,11 @@ impl LayerStore {
         let name = |part: &str| format!("layer.{layer}.{part}");
         state.insert(
             name("keys"),
-            Entry::Tensor(keys.clone().slice_dim(3, 0..end)),
+            StateValue::Tensor(keys.clone().slice_dim(3, 0..end)),
         );
         state.insert(
             name("values"),
-            Entry::Tensor(values.clone().slice_dim(2, 0..end)),
+            StateValue::Tensor(values.clone().slice_dim(2, 0..end)),
         );
         let held = self.slots.iter().flat_map(|slots| &slots.as_ref()[..end]);
         state.insert_positions(&name("slots"), held.copied());
@@ -39,7 +39,7 @@ impl LayerStore {
                 .slots
                 .iter()
                 .flat_map(|slots| (0..end).map(move |slot| score(slots, slot)));
-            state.insert(name("scores"), Entry::Floats(scores.collect()));
+            state.insert(name("scores"), StateValue::Floats(scores.collect()));
         }
     }
 
@@ -114,7 +114,7 @@ impl LayerStore {
         for (sequence, &length) in lengths.iter().enumerate().filter(|_| store.slides()) {
             let visible = store.from[sequence]..length;
             if store.from[sequence] > length
-                || store.oldest(sequence) > length
+                || store.shortest(sequence) > length
                 || !store.slots[sequence].holds_all(visible)
             {
                 return Err(wrong(
@@ -151,14 +151,5 @@ impl LayerStore {
             }
             None => slots.all(held),
         }
-    }
-
-    /// Whether every sequence holds its newest entries and no others, at least `least(sequence)` of them.
-    pub(crate) fn holds_newest(&self, lengths: &[usize], least: impl Fn(usize) -> usize) -> bool {
-        lengths.iter().enumerate().all(|(sequence, &length)| {
-            let used = self.used(sequence);
-            let newest = length - used.min(length)..length;
-            used >= least(sequence) && (used == 0 || self.slots[sequence].holds_all(newest))
-        })
     }
 }

@@ -58,7 +58,7 @@ impl LayerStore {
     }
 
     /// The shortest length, apart from 0, that a sequence can be truncated to.
-    pub(crate) fn oldest(&self, sequence: usize) -> usize {
+    pub(super) fn shortest(&self, sequence: usize) -> usize {
         match (self.window, self.from.get(sequence)) {
             (Some(window), Some(&from)) if from > 0 => (from - 1).saturating_add(window.get()),
             _ => 0,
@@ -66,18 +66,18 @@ impl LayerStore {
     }
 
     /// Checks that every sequence can be truncated to its length in `to`: in sliding-window layers, and in the others
-    /// down to `oldest(sequence, length)`. A length of 0 can always be reached.
+    /// down to `shortest(sequence, length)`. A length of 0 can always be reached.
     pub(crate) fn can_truncate(
         layers: &[Self],
         lengths: &[usize],
         to: &[usize],
-        oldest: impl Fn(usize, usize) -> usize,
+        shortest: impl Fn(usize, usize) -> usize,
     ) -> Result<(), CacheError> {
         let sequences = lengths.iter().zip(to).enumerate();
         let shortened = |&(_, (&length, &to)): &(usize, (&usize, &usize))| 0 < to && to < length;
         for (sequence, (&length, &to)) in sequences.filter(shortened) {
-            let windows = layers.iter().map(|store| store.oldest(sequence));
-            let oldest = windows.fold(oldest(sequence, length), usize::max);
+            let windows = layers.iter().map(|store| store.shortest(sequence));
+            let oldest = windows.fold(shortest(sequence, length), usize::max);
             if to < oldest {
                 return Err(CacheError::Irreversible {
                     sequence,

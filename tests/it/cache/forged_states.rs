@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Draft, Entry, State},
+    cache::{CacheBackend, CacheError, Draft, State, StateValue},
     model::{Decoder, Input},
 };
 
@@ -18,9 +18,9 @@ use crate::support::{
 };
 
 /// The same state without an entry, or with another in its place.
-fn with(state: &State, decoder: &Decoder, name: &str, entry: Option<Entry>) -> State {
+fn with(state: &State, decoder: &Decoder, name: &str, entry: Option<StateValue>) -> State {
     let mut new = State::new(state.backend(), options(state), &decoder.shape());
-    for (other, entry) in state.entries().filter(|(other, _)| *other != name) {
+    for (other, entry) in state.values().filter(|(other, _)| *other != name) {
         new.insert(other, entry.clone());
     }
     if let Some(entry) = entry {
@@ -30,16 +30,16 @@ fn with(state: &State, decoder: &Decoder, name: &str, entry: Option<Entry>) -> S
 }
 
 /// Entries that may have been put in the place of this one.
-fn forged(entry: &Entry) -> Vec<Entry> {
+fn forged(entry: &StateValue) -> Vec<StateValue> {
     let mut all = vec![
-        Entry::Integers(vec![]),
-        Entry::Integers(vec![u64::MAX - 1]),
-        Entry::Ids(vec![]),
-        Entry::Floats(vec![]),
-        Entry::Floats(vec![f32::NAN; 3]),
+        StateValue::Integers(vec![]),
+        StateValue::Integers(vec![u64::MAX - 1]),
+        StateValue::Ids(vec![]),
+        StateValue::Floats(vec![]),
+        StateValue::Floats(vec![f32::NAN; 3]),
     ];
     match entry {
-        Entry::Tensor(tensor) => {
+        StateValue::Tensor(tensor) => {
             let [a, b, c, d] = tensor.dims();
             let options = (&tensor.device(), tensor.dtype());
             for dims in [
@@ -48,11 +48,13 @@ fn forged(entry: &Entry) -> Vec<Entry> {
                 [a, b, c + 1, d],
                 [a, b, c, d + 1],
             ] {
-                all.push(Entry::Tensor(Tensor::zeros(dims, options)));
+                all.push(StateValue::Tensor(Tensor::zeros(dims, options)));
             }
-            all.push(Entry::Tensor(tensor.clone().cast(burn::tensor::DType::F64)));
+            all.push(StateValue::Tensor(
+                tensor.clone().cast(burn::tensor::DType::F64),
+            ));
         }
-        Entry::Integers(values) => {
+        StateValue::Integers(values) => {
             let each = |change: &dyn Fn(u64) -> u64| {
                 let ends = [0, values.len().saturating_sub(1)];
                 ends.into_iter()
@@ -60,7 +62,7 @@ fn forged(entry: &Entry) -> Vec<Entry> {
                     .map(|at| {
                         let mut new = values.clone();
                         new[at] = change(new[at]);
-                        Entry::Integers(new)
+                        StateValue::Integers(new)
                     })
                     .collect::<Vec<_>>()
             };
@@ -71,27 +73,27 @@ fn forged(entry: &Entry) -> Vec<Entry> {
             all.extend(each(&|_| u64::from(u32::MAX)));
             all.extend(each(&|_| u64::MAX));
             all.extend(each(&|_| u64::MAX - 3));
-            all.push(Entry::Integers([&values[..], &[0]].concat()));
-            all.push(Entry::Integers([&values[..], &values[..]].concat()));
-            all.push(Entry::Integers(
+            all.push(StateValue::Integers([&values[..], &[0]].concat()));
+            all.push(StateValue::Integers([&values[..], &values[..]].concat()));
+            all.push(StateValue::Integers(
                 values[..values.len().saturating_sub(1)].to_vec(),
             ));
-            all.push(Entry::Integers(values.iter().rev().copied().collect()));
+            all.push(StateValue::Integers(values.iter().rev().copied().collect()));
         }
-        Entry::Ids(values) => {
-            all.push(Entry::Ids([&values[..], &[0]].concat()));
-            all.push(Entry::Ids(
+        StateValue::Ids(values) => {
+            all.push(StateValue::Ids([&values[..], &[0]].concat()));
+            all.push(StateValue::Ids(
                 values[..values.len().saturating_sub(1)].to_vec(),
             ));
-            all.push(Entry::Ids(vec![u32::MAX; values.len()]));
+            all.push(StateValue::Ids(vec![u32::MAX; values.len()]));
         }
-        Entry::Floats(values) => {
-            all.push(Entry::Floats([&values[..], &[0.0]].concat()));
-            all.push(Entry::Floats(
+        StateValue::Floats(values) => {
+            all.push(StateValue::Floats([&values[..], &[0.0]].concat()));
+            all.push(StateValue::Floats(
                 values[..values.len().saturating_sub(1)].to_vec(),
             ));
-            all.push(Entry::Floats(vec![f32::NAN; values.len()]));
-            all.push(Entry::Floats(vec![f32::INFINITY; values.len()]));
+            all.push(StateValue::Floats(vec![f32::NAN; values.len()]));
+            all.push(StateValue::Floats(vec![f32::INFINITY; values.len()]));
         }
         _ => {}
     }
@@ -162,7 +164,7 @@ fn a_changed_entry_is_refused_or_harmless_never_a_panic() {
             }
             let state = run.held.get().state().expect("no draft");
             for (name, entry) in state
-                .entries()
+                .values()
                 .filter(|(name, _)| !name.starts_with("layer.2"))
             {
                 let missing = std::iter::once(None);
@@ -210,7 +212,7 @@ fn missing_entries_are_refused() {
             }
             let run = started(decoder, kind);
             let state = run.held.get().state().expect("no draft");
-            for (name, _) in state.entries() {
+            for (name, _) in state.values() {
                 let parts = [
                     "lengths", "prompts", "ids", "keys", "values", "slots", "bases", "from",
                 ];
@@ -247,7 +249,7 @@ fn entries_beside_a_parked_mark_are_refused() {
                     &state,
                     decoder,
                     "parked",
-                    Some(Entry::Integers(value.clone())),
+                    Some(StateValue::Integers(value.clone())),
                 );
                 let mut cache = Held::new(decoder, run.kind);
                 let refused = cache.get_mut().set_state(&forged);

@@ -1,7 +1,7 @@
 //! States: what one contains, and which a cache refuses.
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, Draft, Entry, Step},
+    cache::{CacheBackend, CacheError, Draft, StateValue, Step},
     model::Decoder,
     policy::FullKv,
     session::{self, SessionError},
@@ -142,11 +142,11 @@ fn an_open_step_refuses_all_but_loading_and_clear() {
 fn a_contradiction_is_refused_with_its_entry() {
     let decoder = tiny(2);
     let entries = [
-        ("prompts", Entry::Integers(vec![12])),
-        ("lengths", Entry::Integers(vec![3])),
-        ("lengths", Entry::Integers(vec![11, 11])),
-        ("layer.1.slots", Entry::Integers(vec![0; 11])),
-        ("layer.1.slots", Entry::Floats(vec![0.0; 11])),
+        ("prompts", StateValue::Integers(vec![12])),
+        ("lengths", StateValue::Integers(vec![3])),
+        ("lengths", StateValue::Integers(vec![11, 11])),
+        ("layer.1.slots", StateValue::Integers(vec![0; 11])),
+        ("layer.1.slots", StateValue::Floats(vec![0.0; 11])),
     ];
     for (name, mut cache) in zoo(&decoder, 32) {
         feed(&decoder, &mut cache, &tokens(1, 11)[..]);

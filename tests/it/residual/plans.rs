@@ -139,14 +139,14 @@ fn a_state_without_entries_the_plan_stores_is_refused() {
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
     let whole = cache.state().expect("no open draft or step");
     let mut state = State::new(whole.backend(), options(&whole), &shape);
-    for (name, entry) in whole.entries() {
+    for (name, entry) in whole.values() {
         if !name.starts_with("layer.4.") {
             state.insert(name, entry.clone());
         }
     }
     let refused = cache.set_state(&state);
     assert!(
-        matches!(&refused, Err(CacheError::State { entry, .. }) if entry == "layer.4.slots"),
+        matches!(&refused, Err(CacheError::State { value, .. }) if value == "layer.4.slots"),
         "{refused:?}"
     );
     assert_eq!(cache.length(0), 20);
