@@ -96,7 +96,7 @@ fn dial(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let shape = decoder.shape();
     compare(criterion, name, &decoder, |planner| {
-        let half = Plan::keep_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
+        let half = Plan::retain_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
         let mut plans = vec![
             ("ids alone".to_owned(), Plan::tokens(&shape), None),
             ("top half kept".to_owned(), half, None),

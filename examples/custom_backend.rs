@@ -66,6 +66,6 @@ fn main() -> anyhow::Result<()> {
 kv_direct::contract_tests! {
     on Device::flex();
     thinned => kv_direct::testing::Contract::lossy(|shape, _, budget| Thinned::new(shape, budget))
-        .without_sessions();
+        .without_provided_methods();
     its_storage => kv_direct::testing::Contract::lossless(|shape, _, _| LayerStores::new(shape));
 }

@@ -130,7 +130,7 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
     /// missing. By default its present length if so, and 0 if not.
     ///
     /// Return the present length always if `evict` calls [`add_scores`](Entries::add_scores): a truncation does not undo
-    /// scores. (The contract suite is then told so by `Contract::with_no_truncation`.) Scores by
+    /// scores. (The contract suite is then told so by `Contract::without_truncation`.) Scores by
     /// [`score_keys`](Self::score_keys) leave with their entries.
     fn shortest(&self, sequence: &Sequence, evicted: bool) -> usize {
         if evicted { sequence.length } else { 0 }

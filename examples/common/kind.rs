@@ -232,7 +232,7 @@ impl Retained {
         match self {
             Self::Tokens => Ok(Plan::tokens(shape)),
             Self::Residuals => Ok(Plan::residuals(shape)),
-            Self::KeepTop(layers) => Plan::keep_top(shape, layers),
+            Self::KeepTop(layers) => Plan::retain_top(shape, layers),
             Self::ResidualAt(layer) => Plan::residual_at(shape, layer),
         }
     }

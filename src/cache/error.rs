@@ -137,7 +137,7 @@ pub enum CacheError {
     },
     /// Truncation to a point that needs evicted entries.
     #[error(
-        "cannot truncate sequence {sequence} to {to}: the shortest length in reach is {oldest}"
+        "cannot truncate sequence {sequence} to {to}: the shortest length in reach is {shortest}"
     )]
     Irreversible {
         /// The sequence.
@@ -145,7 +145,7 @@ pub enum CacheError {
         /// The length asked for.
         to: usize,
         /// The shortest length in reach, apart from 0.
-        oldest: usize,
+        shortest: usize,
     },
     /// A sequence that does not exist.
     #[error("there is no sequence {sequence}: the cache holds {sequences}")]

@@ -243,7 +243,7 @@ impl DecoderConfig {
     ///
     /// let shape = DecoderConfig::new(49_152, 576, 30, 9, 3).shape(DType::F32);
     /// assert_eq!(shape.keys_values_per_token(), 46_080);
-    /// assert_eq!(Plan::keep_top(&shape, 15)?.bytes_per_old_token(&shape), 23_044);
+    /// assert_eq!(Plan::retain_top(&shape, 15)?.bytes_per_old_token(&shape), 23_044);
     /// # Ok::<(), kv_direct::cache::CacheError>(())
     /// ```
     #[must_use]

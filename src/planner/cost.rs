@@ -24,7 +24,7 @@ pub(super) const MOST_TOKENS: usize = 1 << 24;
 /// use kv_direct::{model::DecoderConfig, residual::Plan};
 ///
 /// let shape = DecoderConfig::new(49_152, 576, 30, 9, 3).shape(DType::F32);
-/// let all = Plan::keep_top(&shape, 30)?.cost(&shape, 2000)?;
+/// let all = Plan::retain_top(&shape, 30)?.cost(&shape, 2000)?;
 /// let none = Plan::tokens(&shape).cost(&shape, 2000)?;
 /// assert_eq!(all.per_token, 46_080);
 /// assert_eq!((none.per_token, none.fixed), (4, 192));

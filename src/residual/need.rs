@@ -65,7 +65,7 @@ impl Need {
         let after = size.after;
         let layers = (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, size, layer)));
         let retained = (0..shape.layers()).filter(|&l| plan.retain(l) == Retain::Residual);
-        let ids = usize::from(plan.keeps_ids()) * size_of::<u32>() * whole(after);
+        let ids = usize::from(plan.retains_ids()) * size_of::<u32>() * whole(after);
         let ids = size.sequences * ids;
         let between = layers.clone().sum::<usize>()
             + retained.count() * bytes.residuals(after.next_multiple_of(plan.chunk()))

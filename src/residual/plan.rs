@@ -30,7 +30,7 @@ pub enum Retain {
 ///
 /// // SmolLM2-135M in f32, keys and values of the top half retained: half of them, and 4 bytes for the rest.
 /// let shape = ModelShape::new(30, 576, DType::F32, KernelShapes::new(9, 3, 64));
-/// let plan = Plan::keep_top(&shape, 15)?;
+/// let plan = Plan::retain_top(&shape, 15)?;
 /// assert_eq!(plan.bytes_per_old_token(&shape), 4 + 46_080 / 2);
 /// assert_eq!(plan.to_string(), "layers 0-14: nothing, 15-29: keys and values; token ids");
 /// # Ok::<(), kv_direct::cache::CacheError>(())
@@ -103,7 +103,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`PlanLayers`](CacheError::PlanLayers) if there are fewer layers.
-    pub fn keep_top(shape: &ModelShape, count: usize) -> Result<Self, CacheError> {
+    pub fn retain_top(shape: &ModelShape, count: usize) -> Result<Self, CacheError> {
         let (expected, found) = (shape.layers(), count);
         let Some(first) = expected.checked_sub(count) else {
             return Err(CacheError::PlanLayers { expected, found });
@@ -193,12 +193,12 @@ impl Plan {
             Retain::Residual => shape.hidden * element,
             Retain::Nothing => 0,
         });
-        layers.sum::<usize>() + usize::from(self.keeps_ids()) * size_of::<u32>()
+        layers.sum::<usize>() + usize::from(self.retains_ids()) * size_of::<u32>()
     }
 
     /// Whether a replay starts from the token ids, if only to rebuild a sliding window.
     #[must_use]
-    pub fn keeps_ids(&self) -> bool {
+    pub fn retains_ids(&self) -> bool {
         let flow = self.flow(|layer| self.rebuilds(layer) || self.slides[layer]);
         let first = flow.first().copied().unwrap_or_default();
         first.enters && self.layers.first() != Some(&Retain::Residual)
@@ -281,7 +281,11 @@ impl fmt::Display for Plan {
             }
             from = to;
         }
-        f.write_str(if self.keeps_ids() { "; token ids" } else { "" })
+        f.write_str(if self.retains_ids() {
+            "; token ids"
+        } else {
+            ""
+        })
     }
 }
 
@@ -339,14 +343,16 @@ mod tests {
         let gemma = shape(&[true, false, true, true]);
         assert_eq!(flow(&gemma, &[Nothing; 4], false), "bp..");
         assert_eq!(flow(&gemma, &[Nothing; 4], true), "bbbp");
-        let ids = [true, false].map(|first| Plan::residuals(&shape(&[first, false])).keeps_ids());
+        let ids = [true, false].map(|first| Plan::residuals(&shape(&[first, false])).retains_ids());
         assert_eq!(
             ids,
             [true, false],
             "nothing else leads to the window of the first layer"
         );
-        assert!(Plan::tokens(&shape(&[true; 2])).keeps_ids());
-        assert!(!Plan::new(&shape(&[false; 2]), vec![KeysValues; 2]).is_ok_and(|p| p.keeps_ids()));
+        assert!(Plan::tokens(&shape(&[true; 2])).retains_ids());
+        assert!(
+            !Plan::new(&shape(&[false; 2]), vec![KeysValues; 2]).is_ok_and(|p| p.retains_ids())
+        );
     }
 
     #[test]
@@ -362,9 +368,9 @@ mod tests {
                 found: 1
             })
         ));
-        assert!(Plan::keep_top(&gemma, 3).is_err() && Plan::residual_at(&gemma, 2).is_err());
+        assert!(Plan::retain_top(&gemma, 3).is_err() && Plan::residual_at(&gemma, 2).is_err());
         assert_eq!(
-            Plan::keep_top(&gemma, 2).map(|plan| plan.retain(0)).ok(),
+            Plan::retain_top(&gemma, 2).map(|plan| plan.retain(0)).ok(),
             Some(Nothing)
         );
     }

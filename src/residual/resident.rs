@@ -112,7 +112,7 @@ impl Resident {
 
     /// Adds the ids of a step, if the plan keeps ids.
     pub(super) fn add_tokens(&mut self, tokens: &TokenIds) {
-        if self.setup.plan.keeps_ids() {
+        if self.setup.plan.retains_ids() {
             self.tokens.extend(tokens);
         }
     }
@@ -204,7 +204,7 @@ impl Resident {
         layers.for_each(|store| store.select(sequences));
         let residuals = self.residuals.iter_mut();
         residuals.for_each(|residuals| residuals.select(sequences));
-        if self.setup.plan.keeps_ids() {
+        if self.setup.plan.retains_ids() {
             let ids = |&i: &usize| self.tokens.sequence(i).to_vec();
             self.tokens = sequences.iter().map(ids).collect();
         }
@@ -224,7 +224,7 @@ impl Resident {
         let (shape, plan) = (&self.setup.shape, &self.setup.plan);
         let mut report = LayerStore::report(&self.layers);
         let processed: usize = lengths.iter().sum();
-        if plan.keeps_ids() {
+        if plan.retains_ids() {
             report.tokens = processed * size_of::<u32>();
             report.reserved += self.tokens.bytes() - report.tokens;
         }

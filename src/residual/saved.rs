@@ -18,7 +18,7 @@ impl ResidualCheckpoint {
         }
         let parked = vec![u64::from(resident.windows_dropped)];
         state.insert("parked", StateValue::Integers(parked));
-        if self.setup.plan.keeps_ids() {
+        if self.setup.plan.retains_ids() {
             let ids = resident.tokens.iter().flatten().copied();
             state.insert("ids", StateValue::Ids(ids.collect()));
         }
@@ -63,7 +63,7 @@ impl Resident {
             [1] => lengths.iter().any(|&length| length > 0),
             _ => return Err(wrong("parked", "it is neither 0 nor 1")),
         };
-        if self.setup.plan.keeps_ids() {
+        if self.setup.plan.retains_ids() {
             let mut ids = state.ids("ids")?;
             if lengths.iter().sum::<usize>() != ids.len() {
                 return Err(wrong("ids", "there is not one for every token"));

@@ -77,12 +77,12 @@ impl LayerStore {
         let shortened = |&(_, (&length, &to)): &(usize, (&usize, &usize))| 0 < to && to < length;
         for (sequence, (&length, &to)) in sequences.filter(shortened) {
             let windows = layers.iter().map(|store| store.shortest(sequence));
-            let oldest = windows.fold(shortest(sequence, length), usize::max);
-            if to < oldest {
+            let reachable = windows.fold(shortest(sequence, length), usize::max);
+            if to < reachable {
                 return Err(CacheError::Irreversible {
                     sequence,
                     to,
-                    oldest,
+                    shortest: reachable,
                 });
             }
         }

@@ -74,11 +74,12 @@ impl StepTracker {
         }
         if self.draft.is_some() && to.iter().any(|&to| to > 0) {
             let mut lengths = to.iter().zip(self.outside_draft()).enumerate();
-            if let Some((sequence, (&to, oldest))) = lengths.find(|(_, (to, start))| *to < start) {
+            if let Some((sequence, (&to, shortest))) = lengths.find(|(_, (to, start))| *to < start)
+            {
                 return Err(CacheError::Irreversible {
                     sequence,
                     to,
-                    oldest,
+                    shortest,
                 });
             }
         }

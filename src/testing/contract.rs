@@ -135,7 +135,7 @@ impl Contract {
 
     /// A truncation may be refused even if nothing was evicted.
     #[must_use]
-    pub const fn with_no_truncation(mut self) -> Self {
+    pub const fn without_truncation(mut self) -> Self {
         self.reach = Reach::Nowhere;
         self
     }
@@ -150,7 +150,7 @@ impl Contract {
     /// The backend does not override the trait's methods for drafts, states and the selection of sequences. They
     /// refuse every call.
     #[must_use]
-    pub const fn without_sessions(mut self) -> Self {
+    pub const fn without_provided_methods(mut self) -> Self {
         self.sessions = false;
         self
     }

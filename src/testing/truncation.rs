@@ -103,20 +103,20 @@ fn every_length(contract: &Contract, model: &Model, past: &[TextStep], budget: u
             ),
         );
         if let Err(CacheError::Irreversible {
-            sequence, oldest, ..
+            sequence, shortest, ..
         }) = run.cache.truncate(&shortened(&origin, to))
         {
             let mut there = run.cache.split();
             run.require(
-                to < oldest
+                to < shortest
                     && sequence < origin.lengths.len()
-                    && oldest <= origin.lengths[sequence],
-                format_args!("the refused truncation to {to} names the length {oldest} of sequence {sequence}, expected one between {to} and its end"),
+                    && shortest <= origin.lengths[sequence],
+                format_args!("the refused truncation to {to} names the length {shortest} of sequence {sequence}, expected one between {to} and its end"),
             );
-            let reached = origin.lengths.len() > 1 || there.truncate(&[oldest]).is_ok();
+            let reached = origin.lengths.len() > 1 || there.truncate(&[shortest]).is_ok();
             run.require(
                 reached,
-                format_args!("the refused truncation to {to} names the length {oldest}, which cannot be reached either"),
+                format_args!("the refused truncation to {to} names the length {shortest}, which cannot be reached either"),
             );
         }
         reference.process_all(past);

@@ -73,7 +73,7 @@ fn h2o(sinks: usize) -> Contract {
         let config = H2oConfig::new(budget, budget / 2).with_sinks(sinks);
         H2o::new(shape, config).expect("half of it")
     });
-    contract.with_no_truncation()
+    contract.without_truncation()
 }
 
 fn snap_kv() -> Contract {

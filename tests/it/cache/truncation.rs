@@ -173,7 +173,7 @@ fn a_window_refuses_to_return_to_evicted_entries() {
                 Err(CacheError::Irreversible {
                     sequence: 0,
                     to: 8,
-                    oldest: 12
+                    shortest: 12
                 })
             ),
             "{refused:?}"

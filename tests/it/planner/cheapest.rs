@@ -115,7 +115,7 @@ fn check(
 }
 
 fn most(shape: &ModelShape, planner: &Planner<'_>) -> usize {
-    let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
+    let all = Plan::retain_top(shape, shape.layers()).expect("as many layers");
     planner.cost(&all).expect("a cost").peak()
 }
 

@@ -50,7 +50,7 @@ fn real_models_cost_what_the_document_says() {
             .filter(|&l| shape.windows[l].is_none())
             .collect();
         let first_kept = full[full.len().div_ceil(2)];
-        let half = Plan::keep_top(&shape, shape.layers() - first_kept).expect("so many layers");
+        let half = Plan::retain_top(&shape, shape.layers() - first_kept).expect("so many layers");
         let projections = 2 * (shape.kernels.kv_heads * shape.kernels.head_dim);
         let block = 2 * config.heads * config.head_dim + projections + 3 * config.intermediate;
         let expected = [

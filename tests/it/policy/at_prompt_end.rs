@@ -146,7 +146,7 @@ fn an_unfinished_prompt_continues_after_a_refused_truncation() {
             CacheError::Irreversible {
                 sequence: 0,
                 to: 6,
-                oldest: 10
+                shortest: 10
             }
         ),
         "{refused:?}"
@@ -220,7 +220,7 @@ fn snap_kv_refuses_to_truncate_an_unfinished_prompt() {
             Err(CacheError::Irreversible {
                 sequence: 0,
                 to: 5,
-                oldest: 6
+                shortest: 6
             })
         ),
         "{refused:?}"

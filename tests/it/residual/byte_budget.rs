@@ -150,7 +150,7 @@ fn run(
 
 /// A budget between the smallest and one for everything; small ones are more frequent.
 fn between(shape: &ModelShape, planner: &Planner<'_>, share: f64) -> usize {
-    let all = Plan::keep_top(shape, shape.layers()).expect("as many layers");
+    let all = Plan::retain_top(shape, shape.layers()).expect("as many layers");
     let (smallest, all) = (
         planner.smallest(),
         planner.cost(&all).expect("a cost").peak(),

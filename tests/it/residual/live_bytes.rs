@@ -192,7 +192,7 @@ fn measured_alone() {
         let planner = Planner::new(&shape, &throughput, 4_100)
             .expect("sizes are known")
             .with_steps_of(2_700);
-        let all = Plan::keep_top(&shape, shape.layers()).expect("as many layers");
+        let all = Plan::retain_top(&shape, shape.layers()).expect("as many layers");
         let room = planner.cost(&all).expect("a cost").peak() - planner.smallest();
         // Buffers that kernels make once for shapes like these do not belong to a cache.
         let warm = Plan::tokens(&shape).with_chunk(16);

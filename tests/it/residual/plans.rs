@@ -122,7 +122,11 @@ fn any_plan_gives_the_bits_of_full_kv() {
                     memory.residuals,
                     residuals.count() * shape.hidden * 4 * text.len()
                 );
-                let ids = if plan.keeps_ids() { 4 * text.len() } else { 0 };
+                let ids = if plan.retains_ids() {
+                    4 * text.len()
+                } else {
+                    0
+                };
                 prop_assert_eq!(memory.tokens, ids);
             }
             Ok(())
@@ -134,7 +138,7 @@ fn any_plan_gives_the_bits_of_full_kv() {
 fn a_state_without_entries_the_plan_stores_is_refused() {
     let decoder = decoders().swap_remove(0);
     let shape = decoder.shape();
-    let plan = Plan::keep_top(&shape, 2).expect("five layers");
+    let plan = Plan::retain_top(&shape, 2).expect("five layers");
     let mut cache = cache(&decoder, &plan, 3);
     feed(&decoder, &mut cache, &tokens(1, 20)[..]);
     let whole = cache.state().expect("no open draft or step");
@@ -167,7 +171,7 @@ fn an_old_token_costs_what_the_plan_says() {
     for plan in [
         Plan::tokens(&shape),
         Plan::residuals(&shape),
-        Plan::keep_top(&shape, 2).expect("five layers"),
+        Plan::retain_top(&shape, 2).expect("five layers"),
         Plan::residual_at(&shape, 3).expect("five layers"),
         Plan::new(&shape, mixed.to_vec()).expect("five layers"),
     ] {

@@ -114,7 +114,7 @@ fn the_tokens_of_a_step_share_one_replay() {
         feed(&decoder, &mut cache, &tokens(2, 1)[..]);
         assert_eq!(cache.replayed(), 3 * 72);
     }
-    let stored = Plan::keep_top(&decoder.shape(), 2).expect("four layers");
+    let stored = Plan::retain_top(&decoder.shape(), 2).expect("four layers");
     let mut cache = Counting::new(&decoder, ResidualConfig::new(stored.with_chunk(8)));
     feed(&decoder, &mut cache, &tokens(1, 64)[..]);
     feed(&decoder, &mut cache, &tokens(1, 1)[..]);

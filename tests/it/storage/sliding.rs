@@ -151,10 +151,10 @@ fn the_last_step_can_be_undone_an_older_one_only_rebuilt() {
                 Err(CacheError::Irreversible {
                     sequence,
                     to: asked,
-                    oldest,
+                    shortest,
                 }) => {
                     let expected = if lossless { 30 } else { 40 };
-                    assert_eq!((sequence, asked, oldest), (0, to, expected), "{name}");
+                    assert_eq!((sequence, asked, shortest), (0, to, expected), "{name}");
                     assert!(to < expected && !name.starts_with("Residual"));
                     assert_eq!(seen(&cache, 3), before, "{name} is as it was");
                 }

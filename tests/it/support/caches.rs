@@ -120,7 +120,7 @@ pub fn options(state: &State) -> Vec<(String, String)> {
 /// A `ResidualCheckpoint` that stores keys and values of its last layer.
 fn top_stored(decoder: &Decoder, hot: usize) -> ResidualCheckpoint {
     let shape = decoder.shape();
-    let config = ResidualConfig::new(Plan::keep_top(&shape, 1).expect("a layer").with_hot(hot));
+    let config = ResidualConfig::new(Plan::retain_top(&shape, 1).expect("a layer").with_hot(hot));
     checkpoint(decoder, config)
 }
 

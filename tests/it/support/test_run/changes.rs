@@ -88,11 +88,11 @@ impl TestRun {
             Err(CacheError::Irreversible {
                 sequence,
                 to,
-                oldest,
+                shortest,
             }) if !due => {
                 assert!(
-                    to < oldest && oldest <= lengths[sequence],
-                    "{oldest} of {sequence}"
+                    to < shortest && oldest <= lengths[sequence],
+                    "{shortest} of {sequence}"
                 );
                 assert_eq!(seen(self.held.get(), self.decoder.shape().layers()), before);
             }
