@@ -91,7 +91,7 @@ impl TestRun {
                 shortest,
             }) if !due => {
                 assert!(
-                    to < shortest && oldest <= lengths[sequence],
+                    to < shortest && shortest <= lengths[sequence],
                     "{shortest} of {sequence}"
                 );
                 assert_eq!(seen(self.held.get(), self.decoder.shape().layers()), before);
