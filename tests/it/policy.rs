@@ -5,3 +5,4 @@ mod golden;
 mod limits;
 mod random_rules;
 mod rules;
+mod unusual;
