@@ -8,16 +8,12 @@
 
 mod common;
 
-use std::{
-    hint::black_box,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
-use common::{limits::Memory, model, prefill, random_decoder, turns::median};
+use common::{interleaved::median, limits::Memory, model, prefill, random_decoder, undone_step};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
     cache::CacheBackend,
-    generate::Generation,
     model::Decoder,
     policy::FullKv,
     residual::{Plan, ResidualCheckpoint},
@@ -31,8 +27,8 @@ fn decode(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let mut cache = FullKv::new(&decoder.shape());
     prefill(&decoder, &mut cache, CONTEXT);
-    // The first step beyond a whole piece makes the buffers grow.
-    step(&decoder, &mut cache, CONTEXT);
+    // The first step beyond a whole block makes the buffers grow.
+    undone_step(&decoder, &mut cache, CONTEXT);
 
     let memory = Memory::new();
     let (mut steps, mut reads) = (Vec::new(), Vec::new());
@@ -44,7 +40,7 @@ fn decode(criterion: &mut Criterion) {
         bencher.iter_custom(|count| {
             let before = steps.len();
             reads.push(memory.read());
-            steps.extend((0..count).map(|_| step(&decoder, &mut cache, CONTEXT)));
+            steps.extend((0..count).map(|_| undone_step(&decoder, &mut cache, CONTEXT)));
             reads.push(memory.read());
             steps[before..].iter().sum()
         });
@@ -65,7 +61,7 @@ fn decode(criterion: &mut Criterion) {
     );
 }
 
-/// What rebuilding costs: 16 exact rows of 128 tokens against all of them kept, step by step in turn.
+/// What rebuilding costs: 16 hot tokens of 128 against `FullKv`, step by step in turn.
 fn residual(criterion: &mut Criterion) {
     const HELD: usize = 128;
     let decoder = random_decoder();
@@ -91,7 +87,7 @@ fn residual(criterion: &mut Criterion) {
                 let before = times[index].len();
                 for _ in 0..count {
                     for (cache, times) in caches.iter_mut().zip(&mut times) {
-                        times.push(step(&decoder, cache.as_mut(), HELD));
+                        times.push(undone_step(&decoder, cache.as_mut(), HELD));
                     }
                 }
                 times[index][before..].iter().sum()
@@ -105,21 +101,9 @@ fn residual(criterion: &mut Criterion) {
     }
     let [full, residual] = times.map(|times| median(&times) * 1e3);
     println!(
-        "residual, 16 exact rows of {HELD}: {residual:.3} ms a step, FullKv {full:.3} ms, ratio {:.1}\n",
+        "residual, 16 hot tokens of {HELD} against FullKv: {residual:.3} and {full:.3} ms a step, ratio {:.1}\n",
         residual / full,
     );
-}
-
-/// The time of one step, the choice of the next token included; the cache is then as it was.
-fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, held: usize) -> Duration {
-    let start = Instant::now();
-    let next = Generation::new(decoder, cache, &[7])
-        .expect("a token")
-        .next();
-    let time = start.elapsed();
-    black_box(next.expect("a step").expect("finite logits"));
-    cache.truncate(&[held]).expect("the step can be taken back");
-    time
 }
 
 /// Bytes a step cannot do without: every weight once (of an embedding that is not the head a row is

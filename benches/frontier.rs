@@ -1,16 +1,16 @@
-//! The dial from everything kept to everything replayed: what a step takes and holds, against what was predicted.
+//! From everything stored to maximum recompute: time and bytes of a step, against the prediction.
 //!
 //! `cargo bench --bench frontier`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
 //! SmolLM2-135M-Instruct; without it a small random decoder takes its place. Then two random decoders whose keys and
-//! values are twice as wide as the residual. What is compared takes turns.
+//! values are twice as wide as the residual. Runs are interleaved.
 
 mod common;
 
 use std::time::Duration;
 
 use common::{
-    model, noise, prefill, residual, step,
-    turns::{in_turn, median},
+    interleaved::{interleaved, median},
+    model, noise, prefill, residual, undone_step,
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
@@ -26,7 +26,7 @@ const TOKENS: usize = 2047;
 /// Shares of what `FullKv` holds, in percent.
 const SHARES: [usize; 4] = [25, 50, 75, 90];
 
-/// A plan, what it is called, and the budget it is held to.
+/// A name, its plan, and the byte budget if there is one.
 type Planned = (String, Plan, Option<usize>);
 
 /// Steps at these plans, beside those of `FullKv`.
@@ -37,9 +37,10 @@ fn compare(
     plans: impl FnOnce(&Planner<'_>) -> Vec<Planned>,
 ) {
     let shape = decoder.shape();
-    let speeds = Throughput::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
-    let speeds = speeds.expect("the model's own blocks");
-    let planner = Planner::new(&shape, &speeds, TOKENS + 1).expect("sizes are known");
+    let throughput =
+        Throughput::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
+    let throughput = throughput.expect("the model's own blocks");
+    let planner = Planner::new(&shape, &throughput, TOKENS + 1).expect("sizes are known");
     let plans = plans(&planner);
     let mut caches: Vec<Box<dyn CacheBackend>> = vec![Box::new(FullKv::new(&shape))];
     for (_, plan, budget) in &plans {
@@ -56,8 +57,8 @@ fn compare(
     group.measurement_time(Duration::from_millis(1));
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|count| {
-            in_turn(count, &mut times, |index| {
-                step(decoder, caches[index].as_mut(), TOKENS);
+            interleaved(count, &mut times, |index| {
+                undone_step(decoder, caches[index].as_mut(), TOKENS);
             })
         });
     });
@@ -67,20 +68,20 @@ fn compare(
     }
     let held: Vec<usize> = caches.iter().map(|cache| cache.memory().total()).collect();
     let times: Vec<f64> = times.iter().map(|times| median(times)).collect();
-    println!("{name}, {TOKENS} tokens; {speeds}");
+    println!("{name}, {TOKENS} tokens; {throughput}");
     println!(
-        "all kept: {} bytes between steps, {:.4} s a step",
+        "everything stored: {} bytes between steps, {:.4} s a step",
         held[0], times[0]
     );
     for (index, (what, plan, _)) in plans.iter().enumerate() {
-        let price = planner.cost(plan).expect("a plan of the model");
-        let (time, predicted) = (times[index + 1], price.seconds(&speeds));
+        let cost = planner.cost(plan).expect("a plan of the model");
+        let (time, predicted) = (times[index + 1], cost.seconds(&throughput));
         println!(
-            "{what}: {} bytes between steps ({:.3} of all kept), {} more within one, {time:.4} s a step, {:.2} of the \
-             {predicted:.4} s predicted, {:.3} of {}; {plan}, {} hot rows, calls of {}",
+            "{what}: {} bytes between steps ({:.3} of everything stored), {} more within one, {time:.4} s a step, \
+             {:.2} of the {predicted:.4} s predicted, {:.3} of {}; {plan}, {} hot tokens, chunks of {}",
             held[index + 1],
             held[index + 1] as f64 / held[0] as f64,
-            price.scratch,
+            cost.scratch,
             time / predicted,
             time / times[1],
             plans[0].0,
@@ -91,15 +92,15 @@ fn compare(
     println!();
 }
 
-/// Ids alone, the top half of the layers kept, and the plans for budgets, scratch included.
-fn dial(criterion: &mut Criterion) {
+/// Ids alone, the top half of the layers retained, and the plans for budgets, scratch included.
+fn plans_of_model(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let shape = decoder.shape();
     compare(criterion, name, &decoder, |planner| {
         let half = Plan::retain_top(&shape, shape.layers().div_ceil(2)).expect("half of them");
         let mut plans = vec![
             ("ids alone".to_owned(), Plan::tokens(&shape), None),
-            ("top half kept".to_owned(), half, None),
+            ("top half retained".to_owned(), half, None),
         ];
         let full = (TOKENS + 1) * shape.keys_values_per_token();
         for share in SHARES {
@@ -135,5 +136,5 @@ fn residuals(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, dial, residuals);
+criterion_group!(benches, plans_of_model, residuals);
 criterion_main!(benches);

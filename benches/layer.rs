@@ -1,4 +1,4 @@
-//! Keys and values of N tokens at one layer: rebuilt from their residuals against read where they lie
+//! Keys and values of N tokens at one layer: rebuilt from their residuals against read from memory
 //! (KV-Direct, Figure 7), beside what this machine can do at most.
 //!
 //! `cargo bench --bench layer`. With `KV_DIRECT_MODELS` naming a folder of model folders, layer 0 of
@@ -6,9 +6,9 @@
 //! always of random numbers.
 //!
 //! Rebuilding is the norm, the product with the weights of keys and values, QK-norm and rotation; only the product's
-//! operations are counted. Residuals come in calls of 64 rows, as in a replay, and all in one call. Reading is
-//! burn's sum of keys and of values, or a copy of both, whose bytes count once, as read. What is compared takes
-//! turns; the limits are measured between the samples, and behind them one turn that does not count.
+//! operations are counted. Residuals come in chunks of 64 tokens, as in a replay, and all in one call. Reading is
+//! burn's sum of keys and of values, or a copy of both, whose bytes count once, as read. Runs are interleaved.
+//! The limits are measured between the samples. One round that does not count follows them.
 
 mod common;
 
@@ -16,9 +16,9 @@ use std::{hint::black_box, time::Duration};
 
 use burn::tensor::{Tensor, TensorData};
 use common::{
+    interleaved::{interleaved, median},
     limits::{Memory, Square},
     noise, real_model,
-    turns::{in_turn, median},
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
@@ -27,7 +27,7 @@ use kv_direct::{
     positions::Positions,
 };
 
-/// Tokens in one call of a replay.
+/// Tokens of a chunk of a replay.
 const CHUNK: usize = 64;
 
 fn layer(criterion: &mut Criterion) {
@@ -43,7 +43,7 @@ fn decoders() -> [(&'static str, Decoder); 3] {
     let of_shape = |hidden, heads, kv_heads, head_dim| {
         let mut config = DecoderConfig::new(256, hidden, 1, heads, kv_heads);
         (config.head_dim, config.max_positions) = (head_dim, 4096);
-        // The feed-forward layer is not looked at.
+        // The feed-forward layer is not measured.
         config.intermediate = 64;
         config
     };
@@ -104,7 +104,7 @@ fn compare(
             reads.push(memory.read());
             products.push(square.multiply());
             (0..times.len()).for_each(run);
-            in_turn(count, &mut times, run)
+            interleaved(count, &mut times, run)
         });
     });
     group.finish();

@@ -1,23 +1,22 @@
-//! What a lossy policy costs beside `FullKv`, in one run: decode steps with few rows and with all of
-//! them, and taking in a prompt.
+//! What a lossy policy costs beside `FullKv`, in one run: decode steps with few entries and with all of
+//! them, and processing a prompt.
 //!
 //! `cargo bench --bench policies`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
-//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. All caches take turns step
-//! by step, so that they meet the same weather on a shared machine.
+//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. Steps are interleaved,
+//! so that other load on the machine affects all caches alike.
 
 mod common;
 
 use std::{
     env,
-    hint::black_box,
     time::{Duration, Instant},
 };
 
-use common::{model, prefill, turns::median};
+use common::{interleaved::median, model, prefill, step};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_direct::{
     cache::CacheBackend,
-    model::{Decoder, Input},
+    model::Decoder,
     policy::{
         FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig, Tova,
         TovaConfig, Window,
@@ -26,7 +25,7 @@ use kv_direct::{
 
 /// Tokens of the prompt.
 const CONTEXT: usize = 2000;
-/// Rows a policy keeps where it has to drop some, and where it has not.
+/// Token budgets: one that evicts, one that never does.
 const BUDGETS: [usize; 2] = [512, 4096];
 const NAMES: [&str; 6] = [
     "full_kv",
@@ -50,7 +49,7 @@ fn caches(decoder: &Decoder, budget: usize) -> [Box<dyn CacheBackend>; 6] {
     ]
 }
 
-/// One-token steps behind the prompt.
+/// One-token steps after the prompt.
 fn decode(criterion: &mut Criterion) {
     if !wanted("decode") {
         return;
@@ -87,21 +86,16 @@ fn decode(criterion: &mut Criterion) {
         for (backend, times) in NAMES.iter().zip(&times).skip(1) {
             let ratio = median(times) / full;
             println!(
-                "decode {name}, {CONTEXT} tokens, {backend} with {budget} rows: {ratio:.3} of full_kv"
+                "decode {name}, {CONTEXT} tokens, {backend} with {budget} entries: {ratio:.3} of full_kv"
             );
         }
         println!();
     }
 }
 
-/// Taking the prompt in, and what that holds beside the rows: a few times in turn, without criterion,
-/// which takes ten samples at least of what takes seconds.
+/// Processing a prompt, and what that holds beside the entries. Runs a few times in turn, without criterion,
+/// which takes at least ten samples of what takes seconds.
 fn prompt(_: &mut Criterion) {
-    let wanted = |name: &str| {
-        env::args()
-            .skip(1)
-            .all(|arg| arg.starts_with('-') || name.contains(&arg))
-    };
     if !wanted("prefill") {
         return;
     }
@@ -115,33 +109,25 @@ fn prompt(_: &mut Criterion) {
     let mut scratch = [0; 2];
     for _ in 0..rounds {
         let [full, _, _, h2o, ..] = caches(&decoder, BUDGETS[0]);
-        for (turn, mut cache) in [full, h2o].into_iter().enumerate() {
+        for (index, mut cache) in [full, h2o].into_iter().enumerate() {
             let start = Instant::now();
             prefill(&decoder, cache.as_mut(), CONTEXT);
-            times[turn].push(start.elapsed());
-            scratch[turn] = cache.memory().scratch_peak;
+            times[index].push(start.elapsed());
+            scratch[index] = cache.memory().scratch_peak;
         }
     }
     println!(
-        "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the rows: {} and {} bytes\n",
+        "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the entries: {} and {} bytes\n",
         median(&times[1]) / median(&times[0]),
         scratch[1],
         scratch[0],
     );
 }
 
-/// Whether the command line asks for benches of this name: taking prompts in for nothing takes minutes.
+/// Whether the command line asks for benches of this name. Others would process prompts for minutes.
 fn wanted(name: &str) -> bool {
     let mut filters = env::args().skip(1).filter(|arg| !arg.starts_with('-'));
-    filters.all(|filter| filter.contains(name))
-}
-
-/// The time of one more token.
-fn step(decoder: &Decoder, cache: &mut dyn CacheBackend) -> Duration {
-    let start = Instant::now();
-    let logits = decoder.forward(Input::from(&[7][..]).last_only(), cache);
-    black_box(logits.expect("it fits").into_data());
-    start.elapsed()
+    filters.all(|filter| name.contains(&filter) || filter.contains(name))
 }
 
 criterion_group!(benches, decode, prompt);

@@ -1,23 +1,22 @@
 //! What a replay costs beside a prefill of the same tokens.
 //!
 //! `cargo bench --bench rebuild`, with `KV_DIRECT_MODELS` naming a folder of model folders, measures
-//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. What is compared takes turns.
+//! SmolLM2-135M-Instruct; without it a small random decoder takes its place. Runs are interleaved.
 
 mod common;
 
 use std::{ops::ControlFlow, time::Duration};
 
 use common::{
-    model, prefill, residual, step,
-    turns::{in_turn, median},
+    interleaved::{interleaved, median},
+    model, prefill, residual, undone_step,
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::cache::CacheBackend;
 use kv_direct::policy::FullKv;
 use kv_direct::residual::Plan;
 
-/// A parked session that comes back, and a step that holds nothing but ids, replay the tokens before; the same
-/// tokens taken in anew are the peer.
+/// A resume, and a step from ids alone, against a prefill of the same tokens.
 fn replay(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let shape = decoder.shape();
@@ -32,14 +31,16 @@ fn replay(criterion: &mut Criterion) {
         let mut times = [Vec::new(), Vec::new(), Vec::new()];
         group.bench_function(format!("{name}, {tokens} tokens"), |bencher| {
             bencher.iter_custom(|count| {
-                in_turn(count, &mut times, |index| match index {
+                interleaved(count, &mut times, |index| match index {
                     0 => {
                         parked.park().expect("it rebuilds");
                         let done =
                             parked.resume(|layer| decoder.at(layer), |_| ControlFlow::Continue(()));
                         assert!(done.expect("a decoder").is_continue());
                     }
-                    1 => step(&decoder, &mut ids, tokens),
+                    1 => {
+                        undone_step(&decoder, &mut ids, tokens);
+                    }
                     _ => prefill(&decoder, &mut FullKv::new(&shape), tokens),
                 })
             });
@@ -47,12 +48,12 @@ fn replay(criterion: &mut Criterion) {
         if times[0].is_empty() {
             continue;
         }
-        let [resumed, stepped, taken_in] = times.map(|times| median(&times));
+        let [resumed, stepped, prefilled] = times.map(|times| median(&times));
         println!(
-            "{tokens} tokens, {name}: a prefill {taken_in:.3} s; a resume {resumed:.3} s, ratio {:.3}; a step from \
+            "{tokens} tokens, {name}: a prefill {prefilled:.3} s; a resume {resumed:.3} s, ratio {:.3}; a step from \
              ids {stepped:.3} s, ratio {:.3}\n",
-            resumed / taken_in,
-            stepped / taken_in
+            resumed / prefilled,
+            stepped / prefilled
         );
     }
     group.finish();

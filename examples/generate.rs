@@ -48,7 +48,7 @@ struct Args {
     /// Cache to decode through: full, window, streaming_llm, h2o, tova, snap_kv or residual.
     #[arg(long, default_value = "full")]
     cache: String,
-    /// Rows kept by all but full.
+    /// Entries that stay in the cache; ignored by full.
     #[arg(long, default_value_t = 128)]
     hot: usize,
 }
@@ -69,19 +69,19 @@ fn main() -> Result<()> {
     if let Some(prompt) = &session.args.prompt {
         let ids = session.tokenizer.encode(prompt)?;
         print!("{}", session.tokenizer.decode(&ids)?);
-        session.answer(&ids)?;
+        session.reply(&ids)?;
         return Ok(());
     }
     let mut messages = Vec::new();
     for line in stdin().lines() {
         messages.push(Message::new("user", line?));
         let ids = session.tokenizer.encode_chat(&messages, true)?;
-        messages.push(Message::new("assistant", session.answer(&ids)?));
+        messages.push(Message::new("assistant", session.reply(&ids)?));
     }
     Ok(())
 }
 
-/// What lives on from turn to turn.
+/// What all turns of a chat share.
 struct Session {
     args: Args,
     model: Pretrained,
@@ -93,8 +93,8 @@ struct Session {
 }
 
 impl Session {
-    /// Prints the answer to `ids`, feeding only what the cache does not hold yet.
-    fn answer(&mut self, ids: &[u32]) -> Result<String> {
+    /// Prints the reply to `ids`, feeding only what the cache does not hold yet.
+    fn reply(&mut self, ids: &[u32]) -> Result<String> {
         let same = self.held.iter().zip(ids).take_while(|(a, b)| a == b);
         // One id at least has to be fed.
         let mut keep = same.count().min(ids.len().saturating_sub(1));
@@ -112,12 +112,12 @@ impl Session {
         for stop in &self.args.stop {
             text = text.with_stop(stop)?;
         }
-        let mut answer = String::new();
+        let mut reply = String::new();
         for piece in text.by_ref() {
             let piece = piece?;
             print!("{piece}");
             stdout().flush()?;
-            answer += &piece;
+            reply += &piece;
         }
         println!();
         let (reason, new) = (text.finish_reason(), text.ids().to_vec());
@@ -135,11 +135,11 @@ impl Session {
         self.held = [ids, &new].concat();
         self.held
             .truncate(self.cache.lengths().first().copied().unwrap_or(0));
-        Ok(answer)
+        Ok(reply)
     }
 }
 
-/// A cache by its name, that keeps `hot` rows where it does not keep all.
+/// A cache by its name, with a budget of `hot` entries.
 fn cache(name: &str, hot: usize, decoder: &Decoder) -> Result<Box<dyn CacheBackend>> {
     let kind = match name {
         "full" => Some(Kind::Full {}),

@@ -1,9 +1,11 @@
-//! The cheapest plan inside a budget, and what other budgets would buy:
+//! The cheapest plan within a byte budget, and the plans for other byte budgets:
 //! `cargo run --release --example plan -- --model DIR --budget 64MiB --context 8192`.
 //!
-//! Prints the plan for the budget with its cost, then the frontier from the smallest budget to everything kept:
+//! Prints the plan for the budget with its cost, then the frontier from the smallest budget to everything stored:
 //! bytes, predicted time of a step, and the time measured.
 
+#[path = "common/chart.rs"]
+mod chart;
 #[path = "common/mod.rs"]
 mod common;
 #[path = "common/frontier.rs"]
@@ -23,7 +25,7 @@ use kv_direct::{
     residual::{ResidualCheckpoint, ResidualConfig},
 };
 
-/// Plans a cache within a budget of bytes.
+/// Plans a cache within a byte budget.
 #[derive(Parser)]
 struct Args {
     /// Folder with config.json and safetensors.
@@ -35,7 +37,7 @@ struct Args {
     /// Tokens the cache must be able to hold.
     #[arg(long, default_value_t = 512)]
     context: usize,
-    /// The most tokens of a call, 0 for the whole context: layers with a window hold what a call brings.
+    /// The most tokens of a step, 0 for the whole context. Sliding-window layers hold the tokens of a step.
     #[arg(long, default_value_t = 0)]
     calls: usize,
     /// Points of the frontier.
@@ -44,7 +46,7 @@ struct Args {
     /// Steps measured at every point; 0 measures none.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// File with the speeds of this machine; written where it does not exist.
+    /// File with the throughput of this machine; written where it does not exist.
     #[arg(long)]
     speeds: Option<PathBuf>,
     /// Draws the frontier into this SVG file.
@@ -63,27 +65,30 @@ fn main() -> Result<()> {
         "the model has {most} positions, the context {}",
         args.context
     );
-    let (shape, speeds) = (decoder.shape(), speeds(&args, decoder)?);
-    println!("speeds: {speeds}\n");
-    let calls = if args.calls == 0 {
+    let (shape, throughput) = (decoder.shape(), throughput(&args, decoder)?);
+    println!("throughput: {throughput}\n");
+    let step_tokens = if args.calls == 0 {
         args.context
     } else {
         args.calls
     };
-    let planner = Planner::new(&shape, &speeds, args.context)?.with_steps_of(calls);
+    let planner = Planner::new(&shape, &throughput, args.context)?.with_steps_of(step_tokens);
 
     let plan = planner.plan(args.budget)?;
     let cost = planner.cost(&plan)?;
     println!("budget of {} bytes: {plan}", args.budget);
     println!(
-        "{} hot rows, replays in calls of {}",
+        "{} hot tokens, replays in chunks of {}",
         plan.hot(),
         plan.chunk()
     );
-    println!("{cost}\npredicted: {:.4} s a step\n", cost.seconds(&speeds));
+    println!(
+        "{cost}\npredicted: {:.4} s a step\n",
+        cost.seconds(&throughput)
+    );
 
     let full = FullKv::new(&shape);
-    let everything = measured(&args, decoder, Box::new(full), calls)?;
+    let everything = measured(&args, decoder, Box::new(full), step_tokens)?;
     let bar = ProgressBar::new(args.points as u64).with_style(ProgressStyle::with_template(
         "{bar:40} {pos}/{len} points, {eta} left",
     )?);
@@ -92,11 +97,12 @@ fn main() -> Result<()> {
         let plan = planner.plan(budget)?;
         let config = ResidualConfig::new(plan.clone()).with_byte_budget(budget);
         let cache = ResidualCheckpoint::new(&shape, decoder.conformance(), config)?;
+        let cost = planner.cost(&plan)?;
         points.push(Point {
             budget,
-            predicted: planner.cost(&plan)?.seconds(&speeds),
-            cost: planner.cost(&plan)?,
-            measured: measured(&args, decoder, Box::new(cache), calls)?,
+            predicted: cost.seconds(&throughput),
+            cost,
+            measured: measured(&args, decoder, Box::new(cache), step_tokens)?,
             plan,
         });
         bar.inc(1);
@@ -135,19 +141,19 @@ fn bytes(text: &str) -> Result<usize> {
     Ok((number * unit as f64) as usize)
 }
 
-/// The speeds that are stored, or measured now.
-fn speeds(args: &Args, decoder: &Decoder) -> Result<Throughput> {
+/// The throughput that is stored, or measured now.
+fn throughput(args: &Args, decoder: &Decoder) -> Result<Throughput> {
     if let Some(stored) = args.speeds.as_ref().filter(|path| path.exists()) {
         return Ok(fs::read_to_string(stored)?.trim().parse()?);
     }
     let shape = decoder.shape();
-    let speeds = Throughput::measure(&shape, decoder.device(), args.context, |layer| {
+    let throughput = Throughput::measure(&shape, decoder.device(), args.context, |layer| {
         decoder.at(layer)
     })?;
     if let Some(path) = &args.speeds {
-        fs::write(path, format!("{speeds}\n"))?;
+        fs::write(path, format!("{throughput}\n"))?;
     }
-    Ok(speeds)
+    Ok(throughput)
 }
 
 /// The median time of the step that fills the context.
@@ -155,7 +161,7 @@ fn measured(
     args: &Args,
     decoder: &Decoder,
     mut cache: Box<dyn CacheBackend>,
-    calls: usize,
+    step_tokens: usize,
 ) -> Result<Option<f64>> {
     if args.steps == 0 {
         return Ok(None);
@@ -163,8 +169,8 @@ fn measured(
     let vocab = decoder.config().vocab;
     let ids: Vec<u32> = (0..args.context).map(|i| (i * 37 % vocab) as u32).collect();
     let (last, prompt) = ids.split_last().context("a context has tokens")?;
-    for call in prompt.chunks(calls) {
-        decoder.forward(Input::from(call).last_only(), cache.as_mut())?;
+    for step in prompt.chunks(step_tokens) {
+        decoder.forward(Input::from(step).last_only(), cache.as_mut())?;
     }
     let mut times = Vec::new();
     for _ in 0..args.steps {

@@ -1,6 +1,6 @@
-//! Greedy decoding with drafts looked up in the text itself (prompt lookup decoding, Saxena 2023), through
-//! any cache: what followed the last few tokens earlier is fed behind the newest token in one call, and as
-//! much of it as greedy decoding agrees with is kept.
+//! Greedy decoding with drafts from the text itself (prompt lookup decoding, Saxena 2023). What followed the
+//! last tokens earlier is the draft. One step feeds it with the newest token. Tokens that greedy decoding also
+//! chooses are accepted.
 //!
 //! `cargo run --example speculate` on the small built-in model, or
 //! `cargo run --release --example speculate -- --model DIR --chat --prompt "Repeat: ..." --cache residual`.
@@ -46,7 +46,7 @@ struct Args {
     /// Cache to decode through: full, window, streaming_llm, h2o, tova, snap_kv, residual or residuals.
     #[arg(long, default_value = "full")]
     cache: String,
-    /// Rows kept by all but full.
+    /// Entries that stay in the cache; ignored by full.
     #[arg(long, default_value_t = 128)]
     budget: usize,
 }
@@ -67,37 +67,37 @@ fn main() -> Result<()> {
     let drafting = drafting(&model, &prompt, &args)?;
 
     println!("{}\n", tokenizer.decode(&drafting.ids)?);
-    println!("               tokens  calls  tokens/s");
+    println!("               tokens  steps  tokens/s");
     for (name, run) in [("greedy", &plain), ("with drafts", &drafting)] {
-        let (tokens, calls) = (run.ids.len(), run.calls);
-        // Both take the prompt in alike, and the first token with it.
+        let (tokens, steps) = (run.ids.len(), run.steps);
+        // Both process the prompt in the same way, and choose the first token with it.
         let speed = (tokens - 1) as f64 / run.seconds;
-        println!("{name:>12} {tokens:>8} {calls:>6} {speed:>9.1}");
+        println!("{name:>12} {tokens:>8} {steps:>6} {speed:>9.1}");
     }
-    let saved = plain.calls as i64 - drafting.calls as i64;
+    let saved = plain.steps as i64 - drafting.steps as i64;
     let equal = plain.ids == drafting.ids;
     println!(
-        "calls saved: {saved}, drafted: {}, accepted: {}, tokens equal: {equal}",
+        "steps saved: {saved}, drafted: {}, accepted: {}, tokens equal: {equal}",
         drafting.drafted, drafting.accepted
     );
     let lossless = ["full", "residual", "residuals"].contains(&&*args.cache);
     ensure!(equal || !lossless, "a lossless cache gave other tokens");
     if !equal {
-        println!("(what a lossy cache drops depends on how tokens were split into calls)");
+        println!("(what a lossy cache evicts depends on how tokens were split into steps)");
     }
     Ok(())
 }
 
-/// What decoding came to; the seconds are those after the first token.
+/// The results of decoding. The seconds are those after the first token.
 struct Run {
     ids: Vec<u32>,
-    calls: usize,
+    steps: usize,
     drafted: usize,
     accepted: usize,
     seconds: f64,
 }
 
-/// One token a call.
+/// One token a step.
 fn plain(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     let mut cache = cache(args, &model.decoder)?;
     let mut generation = Generation::new(&model.decoder, &mut *cache, prompt)?
@@ -110,7 +110,7 @@ fn plain(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
         .chain(generation)
         .collect::<Result<_, _>>()?;
     Ok(Run {
-        calls: ids.len(),
+        steps: ids.len(),
         drafted: 0,
         accepted: 0,
         seconds: start.elapsed().as_secs_f64(),
@@ -118,10 +118,10 @@ fn plain(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     })
 }
 
-/// The newest token and a draft behind it in every call.
+/// The newest token and a draft behind it in every step.
 fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     let mut cache = cache(args, &model.decoder)?;
-    let (mut calls, mut drafted, mut accepted) = (1, 0, 0);
+    let (mut steps, mut drafted, mut accepted) = (1, 0, 0);
     let mut text = prompt.to_vec();
     text.extend(choices(
         model,
@@ -135,7 +135,7 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     while !ends(&text) {
         let held = cache.lengths().first().copied().unwrap_or(0);
         let newest = text.len() - 1;
-        // A call yields one token more than its draft, and none beyond the end is wanted.
+        // A step yields one token more than its draft, and none beyond the end is wanted.
         let most = args.draft.min(end - text.len() - 1);
         let draft = lookup(&text, args.ngram, most);
         cache.begin_draft()?;
@@ -145,8 +145,8 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
         let agreed = agreed.count();
         cache.truncate(&[held + 1 + agreed])?;
         cache.end_draft(Draft::Accept)?;
-        (calls, drafted, accepted) = (calls + 1, drafted + draft.len(), accepted + agreed);
-        // Behind the last token agreed on stands one that is right as well.
+        (steps, drafted, accepted) = (steps + 1, drafted + draft.len(), accepted + agreed);
+        // The id after the last accepted token is greedy decoding's choice too.
         for &id in &chosen[..=agreed] {
             if !ends(&text) {
                 text.push(id);
@@ -155,7 +155,7 @@ fn drafting(model: &Pretrained, prompt: &[u32], args: &Args) -> Result<Run> {
     }
     Ok(Run {
         ids: text.split_off(prompt.len()),
-        calls,
+        steps,
         drafted,
         accepted,
         seconds: start.elapsed().as_secs_f64(),

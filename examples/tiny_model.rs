@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     let mut noise = Noise(7);
     let mut tensors = BTreeMap::new();
     for (neutral, shape) in shape.weights()? {
-        // Attention is made sharp, so that it matters which rows a cache keeps.
+        // Attention is made sharp, so that it matters which entries a cache holds.
         let (middle, spread) = match &shape[..] {
             [_] => (1.0, 0.2),
             [_, _] if neutral == "embedding" => (0.0, 1.0),

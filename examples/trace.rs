@@ -117,7 +117,7 @@ enum Op {
     },
 }
 
-/// One length for all batch rows, or one for each.
+/// One length for all sequences, or one for each.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Lengths {
@@ -283,20 +283,22 @@ impl Trace<'_> {
         if self.script.logits == Logits::Last {
             input = input.last_only();
         }
-        // What a call that failed midway has left there.
+        // Discards what a failed step recorded.
         cache.take();
         let logits = self.decoder.forward(input, cache)?;
         let [_, width, vocab] = logits.dims();
         let logits: Vec<f32> = logits.try_into_vec_as()?;
-        for (row, length) in lengths
+        for (sequence, length) in lengths
             .into_iter()
             .enumerate()
             .filter(|(_, length)| *length > 0)
         {
             let count = length.min(width);
-            let data = logits[row * width * vocab..][..count * vocab].to_vec();
-            self.tensors
-                .insert(format!("logits.{index}.{row}"), (vec![count, vocab], data));
+            let data = logits[sequence * width * vocab..][..count * vocab].to_vec();
+            self.tensors.insert(
+                format!("logits.{index}.{sequence}"),
+                (vec![count, vocab], data),
+            );
         }
         for (layer, read) in cache.take().iter().enumerate() {
             self.dump(index, layer, read);
@@ -304,20 +306,20 @@ impl Trace<'_> {
         Ok(())
     }
 
-    /// Keys and values as attention read them, rows that read fewer filled up with zeros.
+    /// Keys and values as attention read them; shorter lists are filled up with zeros.
     fn dump(&mut self, index: usize, layer: usize, read: &Read) {
         let config = self.decoder.config();
         let width = config.head_dim;
-        let kept = read.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let longest = read.iter().flatten().map(Vec::len).max().unwrap_or(0);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for rows in read.iter().flatten() {
-            keys.extend(rows.iter().flat_map(|(_, key, _)| key));
-            values.extend(rows.iter().flat_map(|(.., value)| value));
-            let padding = (kept - rows.len()) * width;
+        for entries in read.iter().flatten() {
+            keys.extend(entries.iter().flat_map(|(_, key, _)| key));
+            values.extend(entries.iter().flat_map(|(.., value)| value));
+            let padding = (longest - entries.len()) * width;
             keys.resize(keys.len() + padding, 0.0);
             values.resize(values.len() + padding, 0.0);
         }
-        let shape = vec![read.len(), config.kv_heads, kept, width];
+        let shape = vec![read.len(), config.kv_heads, longest, width];
         self.tensors
             .insert(format!("keys.{index}.{layer}"), (shape.clone(), keys));
         self.tensors
@@ -335,22 +337,24 @@ impl Trace<'_> {
             .map(|layer| cache.cached(LayerIndex::new(layer)))
             .collect();
         let position = cache.lengths().to_vec();
-        let lists = |kept: &CachedPositions, row: usize| match kept.sequence(row) {
+        let lists = |kept: &CachedPositions, sequence: usize| match kept.sequence(sequence) {
             [shared] => json!(shared),
             heads => json!(heads),
         };
         let windows = self.decoder.shape().windows;
-        let whole = |(layer, kept): (usize, &CachedPositions), row: usize| {
-            let next = position[row];
+        let whole = |(layer, kept): (usize, &CachedPositions), sequence: usize| {
+            let next = position[sequence];
             let seen = windows[layer].map_or(next, |window| next.min(window.get() - 1));
-            kept.sequence(row).iter().all(|list| list.len() == seen)
+            kept.sequence(sequence)
+                .iter()
+                .all(|list| list.len() == seen)
         };
-        let rows = 0..position.len();
+        let sequences = 0..position.len();
         json!({
             "position": position,
-            "kept": kept.iter().map(|k| rows.clone().map(|row| lists(k, row)).collect()).collect::<Vec<Vec<_>>>(),
+            "kept": kept.iter().map(|k| sequences.clone().map(|i| lists(k, i)).collect()).collect::<Vec<Vec<_>>>(),
             "memory": memory(&cache.memory(), scratch),
-            "lossless": kept.iter().enumerate().all(|k| rows.clone().all(|row| whole(k, row))),
+            "lossless": kept.iter().enumerate().all(|k| sequences.clone().all(|i| whole(k, i))),
         })
     }
 }

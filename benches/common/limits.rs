@@ -9,7 +9,7 @@ use std::{
 
 use burn::tensor::{Device, Tensor};
 
-/// Pairs of streams that a thread reads in turn: one stream alone leaves memory waiting.
+/// Pairs of streams that a thread reads in turn: one stream does not use the whole bandwidth.
 const PAIRS: usize = 4;
 /// Numbers read of a stream before the next has its turn: 1 KiB.
 const RUN: usize = 128;

@@ -1,14 +1,21 @@
 //! What the benches share: the model, a prompt, times and the machine's limits.
 #![allow(dead_code, reason = "a bench takes what it needs of it")]
 
+pub(crate) mod interleaved;
 pub(crate) mod limits;
-pub(crate) mod turns;
 
-use std::{convert::Infallible, env, hint::black_box, path::PathBuf};
+use std::{
+    convert::Infallible,
+    env,
+    hint::black_box,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use burn::tensor::Device;
 use kv_direct::{
     cache::CacheBackend,
+    generate::Generation,
     model::{Decoder, DecoderConfig, Input},
     pretrained::load,
     residual::{ResidualCheckpoint, ResidualConfig},
@@ -52,7 +59,7 @@ pub(crate) fn noise(config: DecoderConfig) -> Decoder {
     Decoder::from_weights(config, &Device::flex(), weights).expect("the configuration fits")
 }
 
-/// Takes in `tokens` arbitrary tokens.
+/// Processes `tokens` arbitrary tokens in one step.
 pub(crate) fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
     let vocab = decoder.config().vocab;
     let prompt: Vec<u32> = (0..tokens).map(|i| (i * 37 % vocab) as u32).collect();
@@ -61,11 +68,25 @@ pub(crate) fn prefill(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: u
     black_box(logits.into_data());
 }
 
-/// The step of one token, undone.
-pub(crate) fn step(decoder: &Decoder, cache: &mut dyn CacheBackend, tokens: usize) {
-    let logits = decoder.forward(Input::from(&[7][..]), cache);
-    black_box(logits.expect("a step").into_data());
-    cache.truncate(&[tokens]).expect("the last call");
+/// The time of a step of one token, the choice of the next token included.
+pub(crate) fn step(decoder: &Decoder, cache: &mut dyn CacheBackend) -> Duration {
+    let start = Instant::now();
+    let generation = Generation::new(decoder, cache, &[7]);
+    let next = generation.expect("a token").next();
+    let time = start.elapsed();
+    black_box(next.expect("a step").expect("finite logits"));
+    time
+}
+
+/// The time of the same step. The cache held `tokens` tokens, and then holds them again.
+pub(crate) fn undone_step(
+    decoder: &Decoder,
+    cache: &mut dyn CacheBackend,
+    tokens: usize,
+) -> Duration {
+    let time = step(decoder, cache);
+    cache.truncate(&[tokens]).expect("the last step");
+    time
 }
 
 pub(crate) fn residual(decoder: &Decoder, config: impl Into<ResidualConfig>) -> ResidualCheckpoint {

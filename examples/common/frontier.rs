@@ -2,14 +2,16 @@
 
 use std::{fmt::Write, path::Path};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use kv_direct::planner::{Cost, Planner};
 use kv_direct::residual::Plan;
-use plotters::prelude::*;
+use plotters::prelude::SeriesLabelPosition;
+
+use crate::chart::Chart;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// The plan of a budget.
+/// The plan for a byte budget.
 pub(crate) struct Point {
     pub(crate) budget: usize,
     pub(crate) plan: Plan,
@@ -20,7 +22,7 @@ pub(crate) struct Point {
     pub(crate) measured: Option<f64>,
 }
 
-/// So many budgets, from the smallest that works to one for everything.
+/// `points` byte budgets, from the smallest that works to one for everything.
 pub(crate) fn budgets(planner: &Planner<'_>, points: usize) -> Vec<usize> {
     let smallest = planner.smallest();
     let everything = planner.everything();
@@ -32,7 +34,7 @@ pub(crate) fn budgets(planner: &Planner<'_>, points: usize) -> Vec<usize> {
 /// One line a point; `everything` is what a step of `FullKv` takes.
 pub(crate) fn table(points: &[Point], everything: Option<f64>) -> String {
     let mut out = String::from(
-        "budget MiB | between | scratch | hot | calls of | predicted s | measured s | ratio | plan\n",
+        "budget MiB | between | scratch | hot | chunk | predicted s | measured s | ratio | plan\n",
     );
     for point in points {
         let mib = |bytes: usize| bytes as f64 / MIB;
@@ -43,7 +45,7 @@ pub(crate) fn table(points: &[Point], everything: Option<f64>) -> String {
         );
         let _ = writeln!(
             out,
-            "{:10.2} | {:7.2} | {:7.2} | {:4} | {:8} | {:11.4} | {:>10} | {ratio:>5} | {}",
+            "{:10.2} | {:7.2} | {:7.2} | {:4} | {:5} | {:11.4} | {:>10} | {ratio:>5} | {}",
             mib(point.budget),
             mib(point.cost.between()),
             mib(point.cost.scratch),
@@ -62,50 +64,24 @@ pub(crate) fn table(points: &[Point], everything: Option<f64>) -> String {
 
 /// Draws predicted and measured time over the budget into an SVG file.
 pub(crate) fn draw(path: &Path, title: &str, points: &[Point]) -> Result<()> {
-    panel(path, title, points).map_err(|error| anyhow!("drawing {}: {error}", path.display()))
-}
-
-fn panel(path: &Path, title: &str, points: &[Point]) -> Result<(), Box<dyn std::error::Error>> {
+    let mib = |point: &Point| point.budget as f64 / MIB;
     let line = |value: &dyn Fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = points.iter();
         points
-            .filter_map(|point| Some((point.budget as f64 / MIB, value(point)?)))
+            .filter_map(|point| Some((mib(point), value(point)?)))
             .collect()
     };
-    let lines = [
+    let lines = vec![
         ("predicted", line(&|point| Some(point.predicted))),
         ("measured", line(&|point| point.measured)),
     ];
-    let all = || lines.iter().flat_map(|(_, points)| points);
-    let widest = all().map(|point| point.0).fold(1e-6, f64::max);
-    let highest = all().map(|point| point.1).fold(1e-6, f64::max);
-
-    let root = SVGBackend::new(path, (720, 420)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 16))
-        .margin(12)
-        .x_label_area_size(36)
-        .y_label_area_size(52)
-        .build_cartesian_2d(0.0..widest * 1.02, 0.0..highest * 1.05)?;
-    chart
-        .configure_mesh()
-        .disable_mesh()
-        .x_desc("budget, MiB, scratch included")
-        .y_desc("seconds a step")
-        .draw()?;
-    for (index, (name, points)) in lines.into_iter().enumerate() {
-        let colour = Palette99::pick(index).to_rgba();
-        let line = LineSeries::new(points, colour.stroke_width(2)).point_size(3);
-        chart.draw_series(line)?.label(name).legend(move |(x, y)| {
-            PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2))
-        });
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
-        .draw()?;
-    Ok(root.present()?)
+    let widest = points.iter().map(mib).fold(1e-6, f64::max);
+    let chart = Chart {
+        title,
+        axes: ["budget, MiB, scratch included", "seconds a step"],
+        x: 0.0..widest * 1.02,
+        point_size: 3,
+        legend: SeriesLabelPosition::UpperRight,
+    };
+    chart.draw(path, lines)
 }

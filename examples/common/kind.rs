@@ -22,25 +22,25 @@ pub(crate) enum Kind {
     StreamingLlm {
         #[serde(default = "four")]
         sinks: usize,
-        recent: Rows,
+        recent: Amount,
         #[serde(default)]
         positions: Places,
     },
     H2o {
-        budget: Rows,
-        recent: Rows,
+        budget: Amount,
+        recent: Amount,
         #[serde(default)]
         sinks: usize,
         #[serde(default)]
         group: Reduce,
     },
     Tova {
-        budget: Rows,
+        budget: Amount,
         #[serde(default)]
         protect_last: bool,
     },
     SnapKv {
-        budget: Rows,
+        budget: Amount,
         window: usize,
         #[serde(default = "five")]
         kernel: usize,
@@ -56,10 +56,10 @@ pub(crate) enum Kind {
     },
 }
 
-/// A number of rows, or a share of the prompt.
+/// A number of entries, or a share of the prompt.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Rows {
+pub(crate) enum Amount {
     Number(usize),
     OfPrompt(f64),
 }
@@ -89,7 +89,7 @@ pub(crate) enum Pool {
     Max,
 }
 
-/// What is kept of old tokens.
+/// What a plan retains.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Retained {
@@ -102,7 +102,7 @@ pub(crate) enum Retained {
 
 impl Kind {
     /// The names there are.
-    #[allow(dead_code, reason = "only scripts can name one that there is not")]
+    #[allow(dead_code, reason = "only scripts use it")]
     pub(crate) const NAMES: [&str; 7] = [
         "full",
         "window",
@@ -114,7 +114,7 @@ impl Kind {
     ];
 
     /// The plan of a backend that has one.
-    #[allow(dead_code, reason = "scripts do not ask")]
+    #[allow(dead_code, reason = "scripts do not need it")]
     pub(crate) fn plan(&self, shape: &ModelShape) -> Option<Plan> {
         let Self::Residual { hot, plan } = self else {
             return None;
@@ -122,30 +122,30 @@ impl Kind {
         plan.plan(shape).ok().map(|plan| plan.with_hot(*hot))
     }
 
-    /// A backend that keeps `budget` rows, by its name; `residuals` for a `residual` above residuals.
-    /// `None` where there is no such backend.
+    /// The backend of this name with a budget of `budget` entries. `residuals` is a `residual` whose plan
+    /// retains residuals. `None` where there is no such backend.
     #[allow(dead_code, reason = "scripts name every option")]
     pub(crate) fn with_budget(name: &str, budget: usize) -> Option<Self> {
-        let rows = Rows::Number(budget);
+        let amount = Amount::Number(budget);
         Some(match name {
             "window" => Self::Window { size: budget },
             "streaming_llm" => Self::StreamingLlm {
                 sinks: 4,
-                recent: Rows::Number(budget.saturating_sub(4)),
+                recent: Amount::Number(budget.saturating_sub(4)),
                 positions: Places::default(),
             },
             "h2o" => Self::H2o {
-                budget: rows,
-                recent: Rows::Number(budget / 2),
+                budget: amount,
+                recent: Amount::Number(budget / 2),
                 sinks: 0,
                 group: Reduce::default(),
             },
             "tova" => Self::Tova {
-                budget: rows,
+                budget: amount,
                 protect_last: false,
             },
             "snap_kv" => Self::SnapKv {
-                budget: rows,
+                budget: amount,
                 window: (budget / 2).min(32),
                 kernel: 5,
                 pooling: Pool::default(),
@@ -238,10 +238,10 @@ impl Retained {
     }
 }
 
-impl Rows {
+impl Amount {
     fn budget(self) -> Result<TokenBudget, CacheError> {
         match self {
-            Self::Number(rows) => Ok(TokenBudget::tokens(rows)),
+            Self::Number(entries) => Ok(TokenBudget::tokens(entries)),
             Self::OfPrompt(ratio) => TokenBudget::of_prompt(ratio),
         }
     }

@@ -9,14 +9,13 @@ use kv_direct::{
     positions::Positions,
 };
 
-/// One row that attention read at one KV head: its position, its key and its value, `[head_dim]`.
-pub(crate) type ReadRow = (usize, Vec<f32>, Vec<f32>);
+/// An entry that attention read at one KV head: its position, its key and its value, `[head_dim]`.
+pub(crate) type ReadEntry = (usize, Vec<f32>, Vec<f32>);
 
-/// What attention read in one call: for each batch row and KV head its rows, positions rising.
-pub(crate) type Read = Vec<Vec<Vec<ReadRow>>>;
+/// What attention read at one layer: the entries of each sequence and KV head, in rising positions.
+pub(crate) type Read = Vec<Vec<Vec<ReadEntry>>>;
 
-/// Forwards everything and, where it records, keeps what each call of `keys_values` answered, layer by
-/// layer.
+/// Forwards every call. If `recording`, copies what `keys_values` returns, layer by layer.
 #[derive(Debug)]
 pub(crate) struct Recorder<C> {
     inner: C,
@@ -33,32 +32,32 @@ impl<C> Recorder<C> {
         }
     }
 
-    /// What was read since the last time this was asked.
+    /// Returns what was read since the last `take`.
     pub(crate) fn take(&self) -> Vec<Read> {
         std::mem::take(&mut self.reads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The rows of an answer, copied, so that the cache's buffers stay its own.
-fn copy(answer: &KeysValues) -> Read {
-    let [batch, heads, width, slots] = answer.keys().dims();
-    let rows = |tensor: Tensor<4>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
-    let keys = rows(answer.keys().clone().permute([0, 3, 1, 2]));
-    let values = rows(answer.values().clone().permute([0, 2, 1, 3]));
-    let of_head = |row: usize, head: usize| {
-        let positions = answer.positions().slots(row, head);
+/// Copies the returned entries, so that the cache need not share its buffers.
+fn copy(returned: &KeysValues) -> Read {
+    let [batch, heads, width, slots] = returned.keys().dims();
+    let floats = |tensor: Tensor<4>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
+    let keys = floats(returned.keys().clone().permute([0, 3, 1, 2]));
+    let values = floats(returned.values().clone().permute([0, 2, 1, 3]));
+    let of_head = |sequence: usize, head: usize| {
+        let positions = returned.positions().slots(sequence, head);
         let at = |all: &[f32], slot: usize| {
-            all[((row * slots + slot) * heads + head) * width..][..width].to_vec()
+            all[((sequence * slots + slot) * heads + head) * width..][..width].to_vec()
         };
         let used = (0..slots).filter(|&slot| positions[slot] != Positions::EMPTY);
-        let mut read: Vec<ReadRow> = used
+        let mut read: Vec<ReadEntry> = used
             .map(|slot| (positions[slot], at(&keys, slot), at(&values, slot)))
             .collect();
         read.sort_by_key(|(position, ..)| *position);
         read
     };
     (0..batch)
-        .map(|row| (0..heads).map(|head| of_head(row, head)).collect())
+        .map(|sequence| (0..heads).map(|head| of_head(sequence, head)).collect())
         .collect()
 }
 
@@ -67,14 +66,14 @@ where
     C: CacheBackend,
 {
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
-        let answer = self.inner.keys_values(layer, span)?;
+        let returned = self.inner.keys_values(layer, span)?;
         if self.recording {
             self.reads
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .push(copy(&answer));
+                .push(copy(&returned));
         }
-        Ok(answer)
+        Ok(returned)
     }
 
     forward_backend!(self => self.inner; begin wants observe commit queries lifecycle clear fork);

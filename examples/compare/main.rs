@@ -1,9 +1,11 @@
-//! What each backend keeps, loses and costs, with `FullKv` as reference:
+//! What each backend stores, loses and costs, with `FullKv` as reference:
 //! `cargo run --example compare` on the small built-in model, `-- --model DIR` on a real one.
 //!
 //! The defaults are the set-up of the KV-Direct paper's Figure 4: 512 tokens of context, 50 new ones,
-//! budgets of 32 to 384 rows.
+//! budgets of 32 to 384 entries.
 
+#[path = "../common/bits.rs"]
+mod bits;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/kind.rs"]
@@ -35,11 +37,11 @@ struct Args {
     /// Tokens to decode.
     #[arg(long, default_value_t = 50)]
     new: usize,
-    /// Rows kept, a run for each.
+    /// Budgets in entries, a run for each.
     #[arg(long, value_delimiter = ',', default_values_t = [32, 64, 128, 256, 384])]
     budgets: Vec<usize>,
     /// Backends, each at every budget: window, streaming_llm, h2o, tova, snap_kv, residual (token ids
-    /// below the exact rows), or residuals (one residual per layer).
+    /// for all but the hot tokens), or residuals (one residual per layer).
     #[arg(
         long,
         value_delimiter = ',',
@@ -55,7 +57,7 @@ struct Args {
     /// Tokens of the text behind each prompt to score: perplexity, fed one by one.
     #[arg(long, default_value_t = 0)]
     score: usize,
-    /// Feeds prompts to all backends but the reference in calls of this many tokens.
+    /// Feeds prompts to all backends but the reference in steps of this many tokens.
     #[arg(long)]
     chunk: Option<usize>,
     /// One JSON object on stdout instead of a table.
@@ -100,7 +102,7 @@ fn main() -> Result<()> {
             let kind = kind.with_context(|| format!("there is no backend {name}"))?;
             // Refused now, not after an hour.
             kind.cache(decoder)
-                .with_context(|| format!("{name} with {budget} rows"))?;
+                .with_context(|| format!("{name} with {budget} entries"))?;
             runs.push((kind, budget));
         }
     }

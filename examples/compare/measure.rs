@@ -16,6 +16,7 @@ use kv_direct::{
 use serde_json::{Value, json};
 
 use crate::{
+    bits::same_bits,
     kind::Kind,
     kl::{kl, log_softmax},
 };
@@ -30,8 +31,8 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Feeds a prompt; answers the logits of its last token, a hash of the bits of each token's, and the
-    /// most bytes held meanwhile.
+    /// Feeds a prompt. Returns the logits of its last token, a hash of the bits of each token's logits, and
+    /// the most bytes held meanwhile.
     fn prefill(
         &self,
         cache: &mut dyn CacheBackend,
@@ -40,14 +41,14 @@ impl Setup<'_> {
     ) -> Result<(Vec<f32>, Vec<u64>, usize)> {
         let vocab = self.decoder.config().vocab;
         let (mut last, mut hashes, mut most) = (Vec::new(), Vec::new(), 0);
-        let calls = prompt.len().div_ceil(chunk);
+        let steps = prompt.len().div_ceil(chunk);
         let decoder = self.decoder;
-        for (call, tokens) in prompt.chunks(chunk).enumerate() {
+        for (index, tokens) in prompt.chunks(chunk).enumerate() {
             let step = Step::new(
                 TokenIds::from(tokens),
                 &[cache.lengths().first().copied().unwrap_or(0)],
             )?
-            .with_more_follows(call + 1 < calls);
+            .with_more_follows(index + 1 < steps);
             let residual = decoder.embed(step.tokens())?;
             cache.begin(&step)?;
             let layers = 0..decoder.config().layers.len();
@@ -73,8 +74,7 @@ impl Setup<'_> {
             .try_into_vec_as()?)
     }
 
-    /// Nats by which each token of a text is missed that goes on where `cache` stands; `logits` are for
-    /// the first of them.
+    /// Loss in nats of each token of `continuation`. `logits` are those for the first.
     fn losses(
         &self,
         mut cache: Box<dyn CacheBackend>,
@@ -94,7 +94,7 @@ impl Setup<'_> {
     }
 }
 
-/// Tokens to take in, and how their text goes on.
+/// A prompt, and the text that follows it.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Fed one by one to measure how well each is predicted.
@@ -118,7 +118,7 @@ pub(crate) struct Measurement {
     pub(crate) context: usize,
     /// Share of tokens equal to the reference's, by prompt.
     pub(crate) matches: Vec<f64>,
-    /// Nats by which the text's own next tokens were missed, one by one.
+    /// Losses in nats of the tokens that follow each prompt.
     losses: Vec<f64>,
     pub(crate) first_divergence: Option<usize>,
     pub(crate) forced: Forced,
@@ -128,7 +128,7 @@ pub(crate) struct Measurement {
     pub(crate) total_peak: usize,
     pub(crate) per_old_token: usize,
     pub(crate) steps_ms: Vec<f64>,
-    /// What is kept of old tokens, where a plan says so, and its price at the end of the run.
+    /// The plan, if there is one, and its [`Cost`] at the end of the run.
     pub(crate) plan: Option<(Plan, Cost)>,
 }
 
@@ -244,7 +244,7 @@ impl Reference {
             logits = setup.feed(&mut free, &[own][..])?;
             row.steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
             row.total_peak = row.total_peak.max(peak(&free));
-            // Rows of the prompt that no window shows any more are gone by then.
+            // By now sliding-window layers have evicted what their windows no longer need.
             after_first = after_first.or_else(|| Some(in_use(&free.memory())));
             forced_logits = match &mut forced {
                 Some(cache) => setup.feed(cache, &[token][..])?,
@@ -267,7 +267,7 @@ impl Reference {
 }
 
 impl Measurement {
-    /// Takes in the measurement of the same backend over another prompt.
+    /// Adds the measurement of the same backend over another prompt.
     pub(crate) fn add(&mut self, more: Self) {
         self.matches.extend(more.matches);
         self.losses.extend(more.losses);
@@ -347,20 +347,13 @@ fn choice(logits: &[f32]) -> Result<u32> {
 
 /// The most bytes held within the last step.
 fn peak(cache: &dyn CacheBackend) -> usize {
-    cache.memory().total() + cache.memory().scratch_peak
+    let memory = cache.memory();
+    memory.total() + memory.scratch_peak
 }
 
-/// Bytes of rows in use, by whatever part.
+/// Bytes in use, of all parts.
 fn in_use(report: &MemoryReport) -> usize {
     report.keys_values + report.residuals + report.tokens + report.scores
-}
-
-fn same_bits(one: &[f32], other: &[f32]) -> bool {
-    one.len() == other.len()
-        && one
-            .iter()
-            .zip(other)
-            .all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 /// FNV-1a over the bits of a row of logits.

@@ -62,7 +62,7 @@ where
     chart
         .configure_mesh()
         .disable_mesh()
-        .x_desc("rows kept")
+        .x_desc("budget, entries")
         .draw()?;
     for (index, (name, points)) in lines.iter().enumerate() {
         let colour = Palette99::pick(index).to_rgba();

@@ -49,15 +49,15 @@ pub(crate) fn json(head: &Head<'_>, tables: &[Vec<Measurement>]) -> Value {
                 "ms_per_token": row.ms_per_token(),
                 "ms_per_token_ratio": row.ms_per_token() / full,
                 "perplexity": row.perplexity(),
-                "plan": row.plan.as_ref().map(|(plan, price)| json!({
+                "plan": row.plan.as_ref().map(|(plan, cost)| json!({
                     "keeps": plan.to_string(),
                     "hot_rows": plan.hot(),
                     "chunk": plan.chunk(),
-                    "bytes_per_old_token": price.per_token,
-                    "bytes_fixed": price.fixed,
-                    "bytes_scratch": price.scratch,
-                    "flops_per_step": price.flops,
-                    "bytes_moved_per_step": price.moved,
+                    "bytes_per_old_token": cost.per_token,
+                    "bytes_fixed": cost.fixed,
+                    "bytes_scratch": cost.scratch,
+                    "flops_per_step": cost.flops,
+                    "bytes_moved_per_step": cost.moved,
                 })),
             })
         })
@@ -112,8 +112,8 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
         "top1%",
         "ppl",
         "bits",
-        "rows B",
-        "floor B",
+        "KV B",
+        "old B",
         "scratch",
         "peak",
         "B/old",
@@ -154,8 +154,8 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
     }
     out.push('\n');
     for row in rows {
-        if let (Some((plan, price)), Some(budget)) = (&row.plan, row.budget) {
-            let _ = writeln!(out, "{} {budget}: {plan}\n  {price}", name(&row.cache));
+        if let (Some((plan, cost)), Some(budget)) = (&row.plan, row.budget) {
+            let _ = writeln!(out, "{} {budget}: {plan}\n  {cost}", name(&row.cache));
         }
     }
     out.push('\n');
@@ -166,7 +166,7 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
 pub(crate) const LEGEND: &str = "\
 match: freely decoded tokens equal to those of full, mean and standard deviation over prompts; first: the
 first step that differs. dlogit, KL (nats), top1: logits where the tokens of full are fed. ppl: perplexity
-of the text's own next tokens. Bytes at the end of the run: rows, keys and values; floor, token ids or
-residuals of older tokens; scratch, the most a step held on top; peak, the most held at any time, growth
-slack included; B/old, what one more token adds.
+of the text's own next tokens. Bytes at the end of the run: KV: keys and values; old: token ids or residuals of
+old tokens; scratch: the most that a step held in addition; peak: the most held at any time, with growth slack;
+B/old: what one more token adds.
 ";

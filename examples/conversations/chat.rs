@@ -1,4 +1,4 @@
-//! One conversation: what is asked, which ids that makes, and an answer through a cache.
+//! One conversation: its messages, their ids, and a reply through a cache.
 
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ use kv_direct::{
     pretrained::Pretrained,
     text::{Message, Tokenizer},
 };
+
+use crate::bits::same_bits;
 
 /// What was said so far.
 pub(crate) struct Chat {
@@ -30,29 +32,29 @@ impl Chat {
         }
     }
 
-    /// The user's next message: the ids of the whole text up to the answer's start, and how many of them
-    /// were fed before. One id at least was not.
+    /// The user's next message: the ids of the whole text up to the reply's start, and how many of them
+    /// were fed before. At least one id was not.
     pub(crate) fn ask(&mut self, tokenizer: &Tokenizer) -> Result<(Vec<u32>, usize)> {
         let turn = self.messages.len() / 2;
         let question = QUESTIONS[turn % QUESTIONS.len()].replace("{}", self.topic);
         self.messages.push(Message::new("user", question));
         let ids = tokenizer.encode_chat(&self.messages, true)?;
-        // An answer's text does not always encode to the ids it was decoded from.
+        // A reply's text does not always encode to the ids it was decoded from.
         let same = self.fed.iter().zip(&ids).take_while(|(a, b)| a == b);
         let keep = same.count().min(ids.len().saturating_sub(1));
         Ok((ids, keep))
     }
 
-    /// Takes note of the answer to the last message, whose text up to the answer has these ids.
-    pub(crate) fn answered(
+    /// Adds the reply to the last message. `ids` are those of the text up to it.
+    pub(crate) fn add_reply(
         &mut self,
         mut ids: Vec<u32>,
-        answer: &Answer,
+        reply: &Reply,
         tokenizer: &Tokenizer,
     ) -> Result<()> {
-        let text = tokenizer.decode(&answer.ids)?;
+        let text = tokenizer.decode(&reply.ids)?;
         self.messages.push(Message::new("assistant", text));
-        ids.extend(&answer.ids);
+        ids.extend(&reply.ids);
         // The last id was generated, not fed.
         ids.pop();
         self.fed = ids;
@@ -60,8 +62,8 @@ impl Chat {
     }
 }
 
-/// What a model answered.
-pub(crate) struct Answer {
+/// What a model generated.
+pub(crate) struct Reply {
     pub(crate) ids: Vec<u32>,
     /// When the first id was there.
     pub(crate) first: Instant,
@@ -70,31 +72,31 @@ pub(crate) struct Answer {
     pub(crate) last_logits: Vec<f32>,
 }
 
-/// Answers to a text of `ids` with at most `new` ids, going on where `cache` stands; `called` looks at
-/// the cache after every call of the decoder. (A `Generation` would do, but for its logits.)
-pub(crate) fn answer<C>(
+/// Generates at most `new` ids after the text `ids`. Calls `after_step` after every step.
+// `Generation` would do, but it returns no logits.
+pub(crate) fn reply<C>(
     model: &Pretrained,
     cache: &mut C,
     ids: &[u32],
     new: usize,
-    mut called: impl FnMut(&C),
-) -> Result<Answer>
+    mut after_step: impl FnMut(&C),
+) -> Result<Reply>
 where
     C: CacheBackend,
 {
-    let (mut first, mut answer) = (None, Vec::new());
+    let (mut first, mut reply) = (None, Vec::new());
     let mut due = ids[cache.lengths()[0]..].to_vec();
     loop {
         let input = Input::from(&due[..]).last_only();
         let logits = model.decoder.forward(input, cache)?;
         let logits: Vec<f32> = logits.try_into_vec_as()?;
-        called(cache);
+        after_step(cache);
         let id = argmax(&logits).context("the logits are not finite")?;
-        answer.push(id);
+        reply.push(id);
         let (first, first_logits) = first.get_or_insert_with(|| (Instant::now(), logits.clone()));
-        if answer.len() == new || model.eos.contains(&id) {
-            return Ok(Answer {
-                ids: answer,
+        if reply.len() == new || model.eos.contains(&id) {
+            return Ok(Reply {
+                ids: reply,
                 first: *first,
                 first_logits: std::mem::take(first_logits),
                 last_logits: logits,
@@ -104,16 +106,16 @@ where
     }
 }
 
-/// A turn of a chat that has the machine for itself and keeps everything.
+/// A turn of a chat that runs alone.
 pub(crate) struct Alone {
-    /// Ids of the whole text, the answer included.
+    /// Ids of the whole text, the reply included.
     pub(crate) ids: Vec<u32>,
     pub(crate) last_logits: Vec<f32>,
     /// The cache between this turn and the next.
     pub(crate) memory: MemoryReport,
 }
 
-/// A whole chat through a `FullKv`, turn by turn.
+/// The same chat alone, on `FullKv`.
 pub(crate) fn alone(
     model: &Pretrained,
     tokenizer: &Tokenizer,
@@ -125,36 +127,30 @@ pub(crate) fn alone(
     let mut cache = FullKv::new(&model.decoder.shape());
     let turn = |_| {
         let (mut ids, keep) = chat.ask(tokenizer)?;
-        // A layer with a window may have let go of what would be needed there.
+        // A sliding-window layer may have evicted entries that are needed there.
         if cache.truncate(&[keep]).is_err() {
             cache.clear();
         }
-        let answer = answer(model, &mut cache, &ids, new, |_| ())?;
-        chat.answered(ids.clone(), &answer, tokenizer)?;
-        ids.extend(&answer.ids);
+        let reply = reply(model, &mut cache, &ids, new, |_| ())?;
+        chat.add_reply(ids.clone(), &reply, tokenizer)?;
+        ids.extend(&reply.ids);
         Ok(Alone {
             ids,
-            last_logits: answer.last_logits,
+            last_logits: reply.last_logits,
             memory: cache.memory(),
         })
     };
     (0..turns).map(turn).collect()
 }
 
-/// Whether two rows of logits are the same bits.
-pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
-/// Seconds to the first token of an answer where nothing was kept and the whole text is taken in anew by
-/// a `FullKv`; fails unless that token's logits are those of `answer`.
-pub(crate) fn from_nothing(model: &Pretrained, ids: &[u32], answer: &Answer) -> Result<f64> {
+/// Seconds to the first token with an empty `FullKv`. Fails unless that token's logits are those of `reply`.
+pub(crate) fn from_empty(model: &Pretrained, ids: &[u32], reply: &Reply) -> Result<f64> {
     let start = Instant::now();
     let mut cache = FullKv::new(&model.decoder.shape());
-    let anew = self::answer(model, &mut cache, ids, 1, |_| ())?;
+    let anew = self::reply(model, &mut cache, ids, 1, |_| ())?;
     ensure!(
-        same_bits(&anew.first_logits, &answer.first_logits),
-        "a text taken in anew has other logits"
+        same_bits(&anew.first_logits, &reply.first_logits),
+        "an empty cache gives other logits"
     );
     Ok((anew.first - start).as_secs_f64())
 }

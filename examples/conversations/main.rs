@@ -1,9 +1,13 @@
-//! Many chats on one model in one budget of memory: `cargo run --example conversations` on the small
+//! Many chats on one model within one byte budget: `cargo run --example conversations` on the small
 //! built-in model, `-- --model DIR` on a real one.
 //!
-//! Whoever is silent is parked, down to 4 bytes a token, and comes back by a prefill of the ids it kept.
-//! Every answer is compared with that of the same chat run alone with everything kept, to the bit.
+//! Idle chats are parked, at 4 bytes a token. They resume by a prefill of their ids.
+//! Each reply is compared, bit by bit, with that of the same chat run alone on `FullKv`.
 
+#[path = "../common/bits.rs"]
+mod bits;
+#[path = "../common/chart.rs"]
+mod chart;
 mod chat;
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,13 +17,14 @@ mod sessions;
 use std::{path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Result, ensure};
-use chat::{Alone, alone, from_nothing, same_bits};
+use bits::same_bits;
+use chat::{Alone, alone, from_empty};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_direct::text::Tokenizer;
 use sessions::Sessions;
 
-/// Many chats on one model in one budget of memory.
+/// Many chats on one model within one byte budget.
 #[derive(Parser)]
 struct Args {
     /// Folder with config.json, safetensors, tokenizer.json and a chat template.
@@ -32,11 +37,11 @@ struct Args {
     #[arg(long, default_value_t = 20)]
     turns: usize,
     /// Memory for all chats together: a number of chats at their final length, as FullKv holds them, or
-    /// bytes (64MiB). One chat needs scratch beside its rows while it comes back: a small share of them in
+    /// bytes (64MiB). One chat needs scratch beside its entries while it resumes: a small share of them in
     /// a real model, more than all of them in the built-in one.
     #[arg(long, default_value = "3")]
     memory: Memory,
-    /// Tokens of an answer at most.
+    /// Tokens of a reply at most.
     #[arg(long, default_value_t = 16)]
     new: usize,
     /// Prints a line for every turn as well.
@@ -67,21 +72,22 @@ impl FromStr for Memory {
     }
 }
 
-/// What a round of turns, one of every chat, came to.
+/// The results of a round: one turn of every chat.
 #[derive(Default)]
 pub(crate) struct Round {
     tokens: usize,
-    /// Bytes of keys and values that all chats have at its end, and of the `FullKv`s that hold them, which
-    /// grow by whole pieces.
-    rows: usize,
+    /// Bytes of the keys and values of all chats at its end.
+    keys_values: usize,
+    /// Bytes of the `FullKv`s that hold them, which grow by whole blocks.
     full: usize,
     /// Bytes that the sessions hold after the turn that leaves most.
-    resident: usize,
+    held: usize,
     /// The most bytes held within it, scratch included.
     peak: usize,
-    awake: usize,
-    /// Seconds of a chat that came back: the resume alone, to the first token, and to the first token
-    /// from nothing.
+    /// Chats that hold keys and values at its end.
+    resident_chats: usize,
+    /// Seconds of a chat that resumed: the resume alone, to the first token, and to the first token from an
+    /// empty `FullKv`.
     waited: Option<[f64; 3]>,
 }
 
@@ -108,22 +114,22 @@ fn main() -> Result<()> {
     }
     let finals = references.iter().filter_map(|chat| chat.last());
     let largest = finals.map(|turn| turn.memory.total()).max().unwrap_or(0);
-    let budget = match args.memory {
+    let byte_budget = match args.memory {
         Memory::Chats(chats) => (chats * largest as f64) as usize,
         Memory::Bytes(bytes) => bytes,
     };
 
-    let mut sessions = Sessions::new(&model, &tokenizer, args.chats, budget)?;
+    let mut sessions = Sessions::new(&model, &tokenizer, args.chats, byte_budget)?;
     let mut rounds = Vec::new();
     for turn in 0..args.turns {
         let alone: Vec<&Alone> = references.iter().map(|chat| &chat[turn]).collect();
         rounds.push(round(&args, &mut sessions, turn, &alone, &bar)?);
     }
     bar.finish_and_clear();
-    report(&args, &rounds, budget);
+    report(&args, &rounds, byte_budget);
     if let Some(path) = &args.plot {
         let title = format!("{} chats of {} turns", args.chats, args.turns);
-        plot::draw(path, &title, &rounds, budget)?;
+        plot::draw(path, &title, &rounds, byte_budget)?;
     }
     Ok(())
 }
@@ -138,34 +144,34 @@ fn round(
 ) -> Result<Round> {
     let mut round = Round {
         tokens: alone.iter().map(|turn| turn.ids.len()).sum::<usize>() / args.chats,
-        rows: alone.iter().map(|turn| turn.memory.keys_values).sum(),
+        keys_values: alone.iter().map(|turn| turn.memory.keys_values).sum(),
         full: alone.iter().map(|turn| turn.memory.total()).sum(),
         ..Round::default()
     };
     for (number, alone) in alone.iter().enumerate() {
-        let spoken = sessions.turn(number, args.new, bar)?;
+        let done = sessions.turn(number, args.new, bar)?;
         ensure!(
-            alone.ids == [&spoken.ids[..], &spoken.answer.ids].concat(),
-            "chat {number} says something else in turn {turn}"
+            alone.ids == [&done.ids[..], &done.reply.ids].concat(),
+            "chat {number} generates other ids in turn {turn}"
         );
         ensure!(
-            same_bits(&alone.last_logits, &spoken.answer.last_logits),
+            same_bits(&alone.last_logits, &done.reply.last_logits),
             "chat {number} has other logits in turn {turn}"
         );
-        let resident = sessions.resident();
-        round.resident = round.resident.max(resident);
-        round.peak = round.peak.max(spoken.peak);
-        round.awake = sessions.awake();
-        // Every chat in its turn: what it would have cost to keep nothing at all.
-        if let (Some(resumed), true) = (spoken.resumed, number == turn % args.chats) {
-            let anew = from_nothing(sessions.model, &spoken.ids, &spoken.answer)?;
-            let [resumed, first] = [resumed, spoken.to_first].map(|time| time.as_secs_f64());
+        let held = sessions.held();
+        round.held = round.held.max(held);
+        round.peak = round.peak.max(done.peak);
+        round.resident_chats = sessions.resident_chats();
+        // One chat per round: the time of a prefill without any cache.
+        if let (Some(resumed), true) = (done.resumed, number == turn % args.chats) {
+            let anew = from_empty(sessions.model, &done.ids, &done.reply)?;
+            let [resumed, first] = [resumed, done.to_first].map(|time| time.as_secs_f64());
             round.waited = Some([resumed, first, anew]);
         }
         if args.verbose {
-            let peak = spoken.peak;
+            let peak = done.peak;
             bar.suspend(|| {
-                println!("turn {turn}, chat {number}: {resident} bytes resident, peak {peak}");
+                println!("turn {turn}, chat {number}: {held} bytes held, peak {peak}");
             });
         }
         bar.inc(1);
@@ -173,25 +179,25 @@ fn round(
     Ok(round)
 }
 
-fn report(args: &Args, rounds: &[Round], budget: usize) {
+fn report(args: &Args, rounds: &[Round], byte_budget: usize) {
     println!(
-        "{} chats, answers of {} tokens at most, budget {:.1} MiB\n",
+        "{} chats, replies of {} tokens at most, budget {:.1} MiB\n",
         args.chats,
         args.new,
-        budget as f64 / MIB
+        byte_budget as f64 / MIB
     );
     println!(
-        "turn  tokens/chat  rows MiB  FullKv MiB  parked MiB  ratio  peak MiB  awake | resume s  to first  anew s"
+        "turn  tokens/chat    KV MiB  FullKv MiB  parked MiB  ratio  peak MiB  resident | resume s  to first  anew s"
     );
     for (turn, round) in rounds.iter().enumerate() {
-        let bytes = [round.rows, round.full, round.resident, round.peak];
-        let [rows, full, resident, peak] = bytes.map(|bytes| bytes as f64 / MIB);
+        let bytes = [round.keys_values, round.full, round.held, round.peak];
+        let [keys_values, full, held, peak] = bytes.map(|bytes| bytes as f64 / MIB);
         print!(
-            "{:>4} {:>12} {rows:>9.1} {full:>11.1} {resident:>11.1} {:>6.2} {peak:>9.1} {:>6} |",
+            "{:>4} {:>12} {keys_values:>9.1} {full:>11.1} {held:>11.1} {:>6.2} {peak:>9.1} {:>9} |",
             turn + 1,
             round.tokens,
-            full / resident,
-            round.awake,
+            full / held,
+            round.resident_chats,
         );
         match round.waited {
             Some([resume, first, anew]) => println!(" {resume:>8.3} {first:>9.3} {anew:>7.3}"),
@@ -199,12 +205,12 @@ fn report(args: &Args, rounds: &[Round], budget: usize) {
         }
     }
     let peak = rounds.iter().map(|round| round.peak).max().unwrap_or(0);
-    println!("\npeak {peak} bytes of a budget of {budget}: kept");
+    println!("\npeak {peak} bytes, within the budget of {byte_budget}");
     println!("bits equal: true (all tokens, and the last logits of every turn)");
     let waited: Vec<[f64; 3]> = rounds.iter().filter_map(|round| round.waited).collect();
     if let Some([resume, first, anew]) = medians(&waited) {
         println!(
-            "first token of a chat that was parked, median of {}: {first:.3} s, of which resume {resume:.3} s; from nothing {anew:.3} s",
+            "first token of a chat that was parked, median of {}: {first:.3} s, of which resume {resume:.3} s; with an empty FullKv {anew:.3} s",
             waited.len()
         );
     }
@@ -223,11 +229,10 @@ fn medians(rows: &[[f64; 3]]) -> Option<[f64; 3]> {
 
 /// What the columns mean, and what they do not.
 const LEGEND: &str = "
-rows: keys and values of all chats; FullKv: what caches of their own hold for them, which grow by whole
-pieces of 512 tokens. parked: all chats together, everything included, after the turn that left most; peak:
-the most held within the round, with the scratch of the chat at work. awake: chats that hold keys and values
-at the end of the round. resume, to first (token), anew (the whole text into an empty FullKv, same logits):
-one chat of the round.
-A resume is a prefill of the ids that were kept, so it costs about what taking the text in anew costs.
+KV: keys and values of all chats; FullKv: what a FullKv for each chat holds. These grow by whole blocks of 512
+tokens. parked: all bytes of all chats, after the turn that left most; peak: the most held within the round, with
+the scratch of the active chat. resident: chats that hold keys and values at the end of the round. resume, to first
+(token), anew (a prefill of the whole text with an empty FullKv, same logits): one chat of the round.
+A resume is a prefill of the ids, so it costs about as much as a prefill of the whole text.
 What parking saves is memory; what it promises is the same bits.
 ";

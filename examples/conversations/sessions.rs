@@ -1,5 +1,4 @@
-//! Many chats under one budget of bytes: whoever speaks is resident, and whoever has been silent for
-//! longest is parked for it.
+//! Many chats within one byte budget. The active chat is resident. The longest idle one is parked first.
 
 use std::{
     ops::ControlFlow,
@@ -15,34 +14,35 @@ use kv_direct::{
     text::Tokenizer,
 };
 
-use crate::chat::{Answer, Chat, answer};
+use crate::chat::{Chat, Reply, reply};
 
 /// All chats, and the bytes they may hold together.
 pub(crate) struct Sessions<'a> {
     pub(crate) model: &'a Pretrained,
     tokenizer: &'a Tokenizer,
     sessions: Vec<Session>,
-    budget: usize,
-    /// Turns taken, which tells who spoke last.
+    byte_budget: usize,
+    /// Turns taken so far.
     turns: usize,
 }
 
 struct Session {
     chat: Chat,
     cache: ResidualCheckpoint,
-    spoke: usize,
+    /// The number of its last turn.
+    last_active: usize,
 }
 
 /// A turn of a chat.
 pub(crate) struct Turn {
-    pub(crate) answer: Answer,
-    /// Ids of the text up to the answer.
+    pub(crate) reply: Reply,
+    /// Ids of the text up to the reply.
     pub(crate) ids: Vec<u32>,
-    /// How long the chat took to come back, where it was parked.
+    /// How long the chat took to resume, if it was parked.
     pub(crate) resumed: Option<Duration>,
-    /// From the user's message to the first token of the answer.
+    /// From the user's message to the first token of the reply.
     pub(crate) to_first: Duration,
-    /// The most bytes held meanwhile: all caches, and the scratch of the one at work.
+    /// The most bytes held meanwhile: all caches, and the scratch of the active one.
     pub(crate) peak: usize,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Sessions<'a> {
         model: &'a Pretrained,
         tokenizer: &'a Tokenizer,
         count: usize,
-        budget: usize,
+        byte_budget: usize,
     ) -> Result<Self> {
         let (decoder, shape) = (&model.decoder, model.decoder.shape());
         // All entries are stored until a chat is parked.
@@ -61,31 +61,31 @@ impl<'a> Sessions<'a> {
             Ok(Session {
                 chat: Chat::new(number),
                 cache: ResidualCheckpoint::new(&shape, decoder.conformance(), plan.clone())?,
-                spoke: 0,
+                last_active: 0,
             })
         };
         Ok(Self {
             model,
             tokenizer,
             sessions: (0..count).map(session).collect::<Result<_>>()?,
-            budget,
+            byte_budget,
             turns: 0,
         })
     }
 
     /// Bytes that all chats hold between turns.
-    pub(crate) fn resident(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         let caches = self.sessions.iter().map(|session| &session.cache);
         caches.map(|cache| cache.memory().total()).sum()
     }
 
     /// Chats that hold keys and values.
-    pub(crate) fn awake(&self) -> usize {
+    pub(crate) fn resident_chats(&self) -> usize {
         let caches = self.sessions.iter().map(|session| &session.cache);
-        caches.filter(|cache| is_awake(cache)).count()
+        caches.filter(|cache| is_resident(cache)).count()
     }
 
-    /// One chat hears its next message and answers with at most `new` tokens.
+    /// Sends a chat its next message and generates the reply, at most `new` tokens.
     pub(crate) fn turn(&mut self, number: usize, new: usize, bar: &ProgressBar) -> Result<Turn> {
         let start = Instant::now();
         let session = &mut self.sessions[number];
@@ -94,42 +94,44 @@ impl<'a> Sessions<'a> {
         session.cache.truncate(&to)?;
         let parked = session.cache.is_parked();
         self.make_room(number, ids.len() + new)?;
-        let silent = self.resident() - self.sessions[number].cache.memory().total();
+        let others = self.held() - self.sessions[number].cache.memory().total();
 
         let (model, mut peak) = (self.model, 0);
-        let Session { chat, cache, spoke } = &mut self.sessions[number];
+        let Session {
+            chat,
+            cache,
+            last_active,
+        } = &mut self.sessions[number];
         let mut watch = |cache: &ResidualCheckpoint| {
             let memory = cache.memory();
-            peak = peak.max(silent + memory.total() + memory.scratch_peak);
+            peak = peak.max(others + memory.total() + memory.scratch_peak);
         };
         let resuming = Instant::now();
         let done = cache.resume(
             |layer| model.decoder.at(layer),
             |layer| {
                 let (done, layers) = (layer.done, layer.layers);
-                bar.set_message(format!(
-                    "chat {number} comes back, layer {done} of {layers}"
-                ));
+                bar.set_message(format!("chat {number} resumes, layer {done} of {layers}"));
                 ControlFlow::Continue(())
             },
         )?;
-        ensure!(done.is_continue(), "nobody breaks a resume off");
+        ensure!(done.is_continue(), "the resume is never cancelled");
         let resumed = parked.then(|| resuming.elapsed());
         watch(cache);
-        bar.set_message(format!("chat {number} speaks"));
-        let answer = answer(model, cache, &ids, new, watch)?;
-        chat.answered(ids.clone(), &answer, self.tokenizer)?;
+        bar.set_message(format!("chat {number} generates"));
+        let reply = reply(model, cache, &ids, new, watch)?;
+        chat.add_reply(ids.clone(), &reply, self.tokenizer)?;
         self.turns += 1;
-        *spoke = self.turns;
+        *last_active = self.turns;
         ensure!(
-            peak <= self.budget,
+            peak <= self.byte_budget,
             "{peak} bytes were held, the budget is {}",
-            self.budget
+            self.byte_budget
         );
         Ok(Turn {
             resumed,
-            to_first: answer.first - start,
-            answer,
+            to_first: reply.first - start,
+            reply,
             ids,
             peak,
         })
@@ -140,17 +142,17 @@ impl<'a> Sessions<'a> {
         let needed = self.needed(tokens)?;
         loop {
             let own = self.sessions[number].cache.memory().total();
-            let held = self.resident() - own;
-            if held + needed <= self.budget {
+            let held = self.held() - own;
+            if held + needed <= self.byte_budget {
                 return Ok(());
             }
             let others = self.sessions.iter_mut().enumerate();
-            let awake =
-                others.filter(|(other, session)| *other != number && is_awake(&session.cache));
-            let Some((_, idle)) = awake.min_by_key(|(_, session)| session.spoke) else {
+            let resident =
+                others.filter(|(other, session)| *other != number && is_resident(&session.cache));
+            let Some((_, idle)) = resident.min_by_key(|(_, session)| session.last_active) else {
                 anyhow::bail!(
                     "one chat of {tokens} tokens needs {needed} bytes beside {held}, the budget is {}",
-                    self.budget
+                    self.byte_budget
                 );
             };
             idle.cache.park()?;
@@ -163,12 +165,12 @@ impl<'a> Sessions<'a> {
         let plan = Plan::tokens(&shape);
         // Parked, it replays every token; then it holds all of them.
         let parked = plan.cost(&shape, tokens)?;
-        let awake = plan.with_hot(usize::MAX).cost(&shape, tokens)?;
-        Ok(awake.between() + awake.scratch.max(parked.scratch))
+        let resident = plan.with_hot(usize::MAX).cost(&shape, tokens)?;
+        Ok(resident.between() + resident.scratch.max(parked.scratch))
     }
 }
 
 /// Whether a chat holds keys and values.
-fn is_awake(cache: &ResidualCheckpoint) -> bool {
+fn is_resident(cache: &ResidualCheckpoint) -> bool {
     cache.memory().keys_values > 0
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::support::{
     caches::of_head,
-    recorder::{ReadRow, Recorder},
+    recorder::{ReadEntry, Recorder},
 };
 
 pub struct Case {
@@ -117,7 +117,7 @@ impl Case {
             for (sequence, heads) in read.iter().enumerate() {
                 for (head, read) in heads.iter().enumerate() {
                     let cached = of_head(cached.sequence(sequence), head);
-                    let held: Vec<&ReadRow> = read
+                    let held: Vec<&ReadEntry> = read
                         .iter()
                         .filter(|sequence| cached.contains(&sequence.0))
                         .collect();

@@ -1,9 +1,9 @@
-//! What is compared takes turns, so that it meets the same weather on a shared machine.
+//! Runs are interleaved, so that other load on the machine affects all alike.
 
 use std::time::{Duration, Instant};
 
-/// Times of each of `runs`, in turn, `count` times, added up to one duration.
-pub(crate) fn in_turn(
+/// Calls `run` with each index of `times` in turn, `count` times. Adds each time to its list, and returns their sum.
+pub(crate) fn interleaved(
     count: u64,
     times: &mut [Vec<Duration>],
     mut run: impl FnMut(usize),
@@ -21,7 +21,7 @@ pub(crate) fn in_turn(
     all
 }
 
-/// The middle one, in seconds.
+/// The median, in seconds.
 pub(crate) fn median(times: &[Duration]) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();
