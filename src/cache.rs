@@ -1,21 +1,21 @@
 //! The contract between a decoder and its KV cache.
 //!
 //! Read this file first. A decoder runs a step through its layers. At each layer attention hands the new keys and
-//! values to the cache, and receives everything it may read there. A backend decides what is kept between steps.
+//! values to the cache, and receives everything it may read there. A backend decides what is stored.
 //!
 //! # Terms
-//! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned; shorter ones are filled
-//!   up with **pads**.
+//! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned; shorter ones are
+//!   filled up with **pads**.
 //! * A **position** is the index of a token in its own sequence, counted from 0.
-//! * An **entry** is the key and the value of one token in one layer. It is stored in a **slot** of the layer's buffers.
-//!   Slots may be free, and need not be in the order of positions.
+//! * An **entry** is the key and the value of one token in one layer. It is stored in a **slot** of the layer's
+//!   buffers. Slots may be free, and need not be in the order of positions.
 //! * A **step** is one forward call of the decoder. It brings any number of new tokens for every sequence.
 //! * A **full-attention layer** attends to all earlier tokens, a **sliding-window layer** to the newest
 //!   `window` tokens, the query's own included.
-//! * A lossy backend **evicts** entries beyond its **budget**: they are gone. A lossless backend only **drops** what it can
-//!   rebuild, by a **replay** of old tokens through the decoder.
-//! * A **draft** is a run of tokens that may still be rejected. A **prompt** ends with the first step after which no more
-//!   chunks of it follow.
+//! * A lossy backend **evicts** entries beyond its **token budget**: they are gone. A lossless backend only **drops**
+//!   what it can rebuild, by a **replay** of old tokens through the decoder.
+//! * A **draft** is a run of tokens that may still be rejected. A **prompt** ends with the first step after which no
+//!   more chunks of it follow.
 //!
 //! # A step
 //! ```text
@@ -24,7 +24,7 @@
 //!     wants(layer)                  what attention has to report at this layer
 //!     keys_values(layer, span)      stores the new entries, returns everything attention may read
 //!     observe(layer, observed)      after attention, only where `wants` asked for something
-//! commit()                          ends the step; entries beyond the budget are evicted
+//! commit()                          ends the step; entries beyond the token budget are evicted
 //! ```
 //!
 //! Read on with [`Replay`] for a decoder of your own, [`policy`](crate::policy) for an eviction policy (most are forty
@@ -83,14 +83,14 @@ use crate::memory::MemoryReport;
 /// # What an implementation guarantees
 /// * The returned entries include those of the step, in every layer.
 /// * A position identifies a token, never a place in storage. Positions are the original ones.
-/// * Entries are evicted after attention, never before. The budget holds once the step is committed; for the
+/// * Entries are evicted after attention, never before. The token budget holds once the step is committed; for the
 ///   tokens of a draft, once the draft is accepted.
 /// * `begin` validates everything. A call that is refused there, or outside a step, changes nothing.
-/// * A layer that fails has failed the step. While a step is open, and after it has failed until `clear` or `set_state`,
-///   every other call that could change the cache returns [`Poisoned`](CacheError::Poisoned).
+/// * A layer that fails has failed the step. While a step is open, and after it has failed until `clear` or
+///   `set_state`, every other call that could change the cache returns [`Poisoned`](CacheError::Poisoned).
 /// * A sliding-window layer keeps all entries that the next query sees, and those it would see if the last
 ///   step were undone.
-/// * Pads are neither kept nor counted. A sequence's result never depends on the other sequences.
+/// * Pads are neither stored nor counted. A sequence's result never depends on the other sequences.
 /// * [`memory`](Self::memory) counts every byte that grows with the context.
 ///
 /// # Shapes
@@ -128,8 +128,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Receives what [`wants`](Self::wants) asked for, once per layer, after its attention.
     ///
     /// # Errors
-    /// [`Observation`](CacheError::Observation) for a report of another kind, a second one, or one that was not asked for;
-    /// [`Shape`](CacheError::Shape). The decoder must then fail the step.
+    /// [`Observation`](CacheError::Observation) for a report of another kind, a second one, or one that was not asked
+    /// for; [`Shape`](CacheError::Shape). The decoder must then fail the step.
     fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
         Err(CacheError::Observation {
             layer: layer.index(),
@@ -138,14 +138,14 @@ pub trait CacheBackend: fmt::Debug + Send {
         })
     }
 
-    /// Ends the step. Entries that the budget does not cover are evicted.
+    /// Ends the step. Entries beyond the token budget are evicted.
     ///
     /// # Errors
     /// [`Uncommittable`](CacheError::Uncommittable) if a layer was not called,
     /// [`NotObserved`](CacheError::NotObserved) if one was not observed.
     fn commit(&mut self) -> Result<(), CacheError>;
 
-    /// Processed tokens of every sequence; empty before the first step. Not the number of entries kept.
+    /// Processed tokens of every sequence; empty before the first step. Not the number of entries held.
     fn lengths(&self) -> &[usize];
 
     /// The positions that a next query could read at `layer`; no sequences if there is no such layer.
@@ -155,8 +155,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     fn memory(&self) -> MemoryReport;
 
     /// Shortens every sequence to its length in `to`, in all layers or in none. If all become 0, this is
-    /// [`clear`](Self::clear). A lossless backend can always undo the last step. A sequence that keeps its
-    /// length is not touched.
+    /// [`clear`](Self::clear). A lossless backend can always undo the last step. A sequence that keeps its length is
+    /// not touched.
     ///
     /// # Errors
     /// [`Sequences`](CacheError::Sequences) for another number of sequences,
@@ -184,13 +184,12 @@ pub trait CacheBackend: fmt::Debug + Send {
 
     /// Ends the draft: accepts the tokens that were not truncated, or discards all of them.
     ///
-    /// After `Accept`, entries are evicted as if the accepted tokens had come in one step. A prompt that ended within the
-    /// draft has the length it had then. Scores may differ from those of one step in the last bit, because they are summed
-    /// query by query. After `Discard`, the cache continues as if the draft had never been.
+    /// After `Accept`, entries are evicted as if the accepted tokens had come in one step. A prompt that ended within
+    /// the draft has the length it had then. Scores may differ from those of one step in the last bit, because they are
+    /// summed query by query. After `Discard`, the cache continues as if the draft had never been.
     ///
     /// # Errors
-    /// [`NoDraft`](CacheError::NoDraft), [`Poisoned`](CacheError::Poisoned),
-    /// [`Unsupported`](CacheError::Unsupported).
+    /// [`NoDraft`](CacheError::NoDraft), [`Poisoned`](CacheError::Poisoned), [`Unsupported`](CacheError::Unsupported).
     fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
         let _ = draft;
         Err(unsupported("end a draft"))
@@ -201,7 +200,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`NoSequence`](CacheError::NoSequence), [`DraftOpen`](CacheError::DraftOpen),
-    /// [`Poisoned`](CacheError::Poisoned), [`Unsupported`](CacheError::Unsupported).
+    /// [`Poisoned`](CacheError::Poisoned), [`Unsupported`](CacheError::Unsupported), and
+    /// [`StepBytes`](CacheError::StepBytes) with a byte budget.
     fn select_sequences(&mut self, sequences: &[usize]) -> Result<(), CacheError> {
         let _ = sequences;
         Err(unsupported("select sequences"))
@@ -240,8 +240,8 @@ pub trait CacheBackend: fmt::Debug + Send {
     /// Makes the cache as new, whatever happened before.
     fn clear(&mut self);
 
-    /// An independent cache with the same content, an open draft included. Storage is shared until one of the two writes;
-    /// the memory report of each counts all of it.
+    /// An independent cache with the same content, an open draft included. Storage is shared until one of the two
+    /// writes; the memory report of each counts all of it.
     fn fork(&self) -> Box<dyn CacheBackend>;
 }
 

@@ -1,10 +1,9 @@
 //! Matrix products and reductions whose bits repeat.
 //!
-//! A row is the vector of one token. A cache that rebuilds keys and values is exact only if a row's result in a
-//! linear layer, a norm or attention does not depend on the call: not on how many rows share it, on the row's place
-//! among them, or on how the keys were split into steps. Stock kernels do not guarantee this: a product with one row
-//! sums in another order than a product with two. So everything that must be exact goes through this module. Nothing
-//! else in the crate multiplies matrices.
+//! A row is the vector of one token. A cache that rebuilds keys and values is exact only if a row's result depends on
+//! that row alone. It must not depend on how many rows share the call, on its place among them, or on how the keys were
+//! split into steps. Stock kernels do not guarantee this: a product with one row sums in another order than a product
+//! with two. So everything that must be exact goes through this module. Nothing else in the crate multiplies matrices.
 //!
 //! * [`linear()`] cuts the reduction into parts of at most [`KV_BLOCK`] elements and adds their products in order. Up
 //!   to that length the kernels of `flex` compute one chain of fused multiply-adds, whatever the number of rows.

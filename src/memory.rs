@@ -20,15 +20,15 @@ pub struct MemoryReport {
     pub keys_values: usize,
     /// Residuals in use.
     pub residuals: usize,
-    /// Token ids of all processed tokens, 4 bytes each.
+    /// Token ids, 4 bytes each, where the backend holds them.
     pub tokens: usize,
-    /// Scores of a policy.
+    /// Scores of a policy, and probabilities that it stores.
     pub scores: usize,
-    /// Held but not in use: growth slack, padding, and the lists of the position in every slot.
+    /// Held beside the entries: growth slack, padding, the position of every slot, and unrotated keys of sinks.
     pub reserved: usize,
-    /// The most that was held on top of [`total`](Self::total) within the last step: rebuilt entries, replayed
-    /// residuals and the temporaries of the replay; entries that are copied to larger or smaller buffers;
-    /// probabilities that a policy reads.
+    /// The most that was held on top of [`total`](Self::total) within the last step. It counts rebuilt entries,
+    /// replayed residuals and the temporaries of the replay. It also counts entries that are copied to larger or
+    /// smaller buffers, and probabilities that a policy reads.
     pub scratch_peak: usize,
     /// Blocks of entries, counted by layer, that were rebuilt before they were dropped and had the same bits
     /// ([certified eviction](crate::residual::ResidualConfig::with_certified_eviction)).

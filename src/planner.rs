@@ -24,14 +24,14 @@ use crate::{
 /// Finds the plan with the least predicted time a step, for a context and a byte budget.
 ///
 /// In a model with at most three full-attention layers it tries every choice for them. Otherwise it tries plans that
-/// replay layers from the token ids up to some layer, or from a residual in the middle where there are sliding windows,
-/// and that retain residuals or keys and values elsewhere. It tries each of them with every measured chunk, and with as
-/// many hot tokens as then fit.
+/// replay the layers from the token ids up to some layer. With sliding windows a replay may also start from a residual
+/// in the middle. The other layers retain residuals, or keys and values. It tries each plan with every measured chunk,
+/// and with as many hot tokens as then fit.
 ///
 /// The budget covers entries, ids, slack and the scratch of a step, at every length up to the context. Hand it to the
-/// cache as well ([`ResidualConfig::with_byte_budget`]), which then keeps it and uses what shorter texts leave free. With
-/// [certified eviction][`ResidualConfig::with_certified_eviction`], leave some room for entries that differ: no plan can
-/// know how many will.
+/// cache as well ([`ResidualConfig::with_byte_budget`]), which then keeps it and uses what shorter texts leave free.
+/// With [certified eviction][`ResidualConfig::with_certified_eviction`], leave some room for entries that differ: no
+/// plan can know how many will.
 ///
 /// [`ResidualConfig::with_byte_budget`]: crate::residual::ResidualConfig::with_byte_budget
 /// [`ResidualConfig::with_certified_eviction`]: crate::residual::ResidualConfig::with_certified_eviction
@@ -72,8 +72,8 @@ pub struct Planner<'a> {
 const FEW: usize = 3;
 
 impl<'a> Planner<'a> {
-    /// For contexts of up to `context` tokens, the token of a step included, in one sequence: at least 1 token, at most
-    /// 2²⁴.
+    /// For contexts of up to `context` tokens, the token of a step included, in one sequence. A context outside 1 to
+    /// 2²⁴ is clamped.
     ///
     /// # Errors
     /// [`UnknownSize`](CacheError::UnknownSize) if the shape does not say [`intermediate`](ModelShape::intermediate).
@@ -101,22 +101,22 @@ impl<'a> Planner<'a> {
     }
 
     /// For steps of at most this many tokens, at least 1. By default a prompt may fill the context in one step. Only
-    /// sliding-window layers hold more after a longer step. The tokens of a draft count as one step, together with those
-    /// of the step before it.
+    /// sliding-window layers hold more after a longer step. The tokens of a draft count as one step, together with
+    /// those of the step before it.
     #[must_use]
     pub fn with_steps_of(mut self, tokens: usize) -> Self {
         self.step = tokens.max(1);
         self
     }
 
-    /// Of the plans that stay within `budget` bytes at every length, the one with the least predicted time for a step at
-    /// the full context.
+    /// Of the plans that stay within `budget` bytes at every length, the one with the least predicted time for a step
+    /// at the full context.
     ///
     /// # Errors
     /// [`BudgetBytes`](CacheError::BudgetBytes) with the smallest budget that works.
     ///
     /// # Cost
-    /// Milliseconds for 30 layers; grows with their square, and where residuals are smaller with their cube.
+    /// Milliseconds for 30 layers. Grows with their cube, or with their fourth power if there are sliding windows.
     pub fn plan(&self, budget: usize) -> Result<Plan, CacheError> {
         let mut best: Option<(f64, Plan)> = None;
         for plan in self.candidates() {

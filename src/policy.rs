@@ -92,12 +92,12 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
     /// Everything the policy was built with, by name. A state is refused where one differs.
     fn options(&self) -> Vec<(&'static str, String)>;
 
-    /// What attention must report of a sequence in the present step. Reports cost memory and a transfer to the host in every
-    /// full-attention layer.
+    /// What attention must report of a sequence in the present step. Reports cost memory and a transfer to the host in
+    /// every full-attention layer.
     ///
-    /// [`evict`](Self::evict) may receive more queries than this: another sequence may ask for more, and an accepted draft
-    /// hands over all of its queries. Use the newest you need. Ask for the same kind for every sequence: where one asks for
-    /// column sums, all receive them.
+    /// [`evict`](Self::evict) may receive more queries than this: another sequence may ask for more, and an accepted
+    /// draft hands over all of its queries. Use the newest you need. Ask for the same kind for every sequence: where
+    /// one asks for column sums, all receive them.
     fn wants(&self, sequence: &Sequence) -> Observation {
         let _ = sequence;
         Observation::Nothing
@@ -105,40 +105,42 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
 
     /// How many of the newest queries of an unfinished prompt are remembered until it ends, of those that
     /// [`LastQueries`](Observation::LastQueries) reported. Their probabilities are then handed to
-    /// [`evict`](Self::evict) in front of those of the last step. While they are remembered, nothing is evicted from their
-    /// sequence.
+    /// [`evict`](Self::evict) in front of those of the last step. While they are remembered, nothing is evicted from
+    /// their sequence.
     fn remembers(&self) -> usize {
         0
     }
 
     /// Scores for new entries from their keys, `[batch, kv_heads, tokens, head_dim]` to `[batch, kv_heads, tokens]`.
-    /// `None`, the default, leaves every score at 0. Unless [`PER_HEAD`](Self::PER_HEAD), the score of an entry is the mean
-    /// over its KV heads.
+    /// `None`, the default, leaves every score at 0. Unless [`PER_HEAD`](Self::PER_HEAD), the score of an entry is the
+    /// mean over its KV heads. Scores of another shape fail the step with
+    /// [`Shape`](crate::cache::CacheError::Shape).
     fn score_keys(&self, keys: &Tensor<4>) -> Option<Tensor<3>> {
         let _ = keys;
         None
     }
 
-    /// Evicts entries of one sequence at one full-attention layer, and of one KV head with [`PER_HEAD`](Self::PER_HEAD).
+    /// Evicts entries of one sequence at one full-attention layer, and of one KV head with
+    /// [`PER_HEAD`](Self::PER_HEAD).
     ///
     /// It is called after attention: as soon as this layer was observed, or when the step is committed if attention had
     /// nothing to report. It is also called for a sequence that the step brings no tokens. The entries of the step are
     /// among `entries`. At least one entry must stay.
     fn evict(&self, entries: &mut Entries<'_>, attention: &Attention<'_>, sequence: &Sequence);
 
-    /// The shortest length, apart from 0, that a truncation of the sequence may reach; `evicted` says whether entries are
-    /// missing. By default its present length if so, and 0 if not.
+    /// The shortest length, apart from 0, that a truncation of the sequence may reach; `evicted` says whether entries
+    /// are missing. By default its present length if so, and 0 if not.
     ///
-    /// Return the present length always if `evict` calls [`add_scores`](Entries::add_scores): a truncation does not undo
-    /// scores. (The contract suite is then told so by `Contract::without_truncation`.) Scores by
+    /// Return the present length always if `evict` calls [`add_scores`](Entries::add_scores): a truncation does not
+    /// undo scores. (The contract suite is then told so by `Contract::without_truncation`.) Scores by
     /// [`score_keys`](Self::score_keys) leave with their entries.
     fn shortest(&self, sequence: &Sequence, evicted: bool) -> usize {
         if evicted { sequence.length } else { 0 }
     }
 
-    /// How many of the first entries, the sinks, are rotated so that they stand directly before the other entries: forward by
-    /// the number of evicted ones. See [`StreamingLlm`]. All KV heads must hold the same entries. 0, the default, rotates
-    /// nothing.
+    /// How many of the first entries, the sinks, are rotated so that they stand directly before the other entries:
+    /// forward by the number of evicted ones. See [`StreamingLlm`]. All KV heads must hold the same entries. 0, the
+    /// default, rotates nothing.
     fn rotated_sinks(&self) -> usize {
         0
     }

@@ -2,13 +2,13 @@
 //!
 //! The idea is that of KV-Direct (arXiv 2603.19664, Algorithm 1), corrected. The paper stores one residual a token,
 //! but rebuilding needs one for every layer. Here a [`Plan`] says what each layer retains of old tokens: keys and
-//! values, the residual, or nothing. Token ids, 4 bytes each, are kept wherever a replay starts from them.
+//! values, the residual, or nothing. Token ids, 4 bytes each, are retained wherever a replay starts from them.
 //!
 //! # Reading order
 //! `residual.rs` has the backend in three parts: what is held between steps (`resident`), what the open step will do
 //! (`step_plan`), and the old entries on their way through the layers (`replay`). `begin` decides the second from the
-//! first. `keys_values` adds the new entries and reads (`replay`, `fill`). `commit` makes what was decided what is held.
-//! Beside that, `need` bounds the bytes of a step, `park` has `resume`, and `saved` has states.
+//! first. `keys_values` adds the new entries and reads (`replay`, `fill`). `commit` makes what was decided what is
+//! held. Beside that, `need` bounds the bytes of a step, `park` has `resume`, and `saved` has states.
 
 mod certify;
 mod config;
@@ -48,23 +48,26 @@ use crate::{
 /// Stores the newest entries of every layer and rebuilds the older ones in every step, as far as its [`Plan`] does not
 /// retain them: the bits of [`FullKv`](crate::FullKv) in a fraction of its memory.
 ///
-/// What is dropped is always a prefix. An entry depends only on the tokens before it, so ids or residuals from the start of
-/// the text are enough to rebuild it. At each layer the residual of the old tokens is
-/// projected to keys and values, attention reads them together with the stored entries, and the block carries the
-/// residual to the next layer. Only one layer's old entries exist at a time. Bits repeat because everything goes
-/// through the routines of [`exact`](crate::exact), and the [`Conformance`] report says whether these repeat bits on
-/// the device. Where they do not, entries are rebuilt and compared before they are dropped, and stay where a bit
-/// differs ([`ResidualConfig::with_certified_eviction`]).
+/// What is dropped is always a prefix. An entry depends only on the tokens before it, so ids or residuals from the
+/// start of the text are enough to rebuild it. At each layer the residual of the old tokens is projected to keys and
+/// values, attention reads them together with the stored entries, and the block carries the residual to the next layer.
+/// Only one layer's old entries exist at a time. Bits repeat because everything goes through the routines of
+/// [`exact`](crate::exact), and the [`Conformance`] report says whether these repeat bits on the device. Where they do
+/// not, entries are rebuilt and compared before they are dropped, and stay where a bit differs
+/// ([`ResidualConfig::with_certified_eviction`]).
 ///
 /// A sliding-window layer keeps its window, as in every backend. A replay passes through it chunk by chunk, if a
 /// full-attention layer comes after it.
 ///
 /// # Cost
-/// For `T` tokens of which `E = T - hot` are old, `L` full-attention layers, and elements of `b` bytes:
-/// * Between steps `hot · 2 · kv · L · b`, and what the [`Plan`] retains: 4 bytes a token for ids, `2 · kv · b` a token
-///   and layer for keys and values, `d · b` for a residual. A residual is kept from the moment its token comes in,
-///   because it cannot be computed later. Entries that are all kept, and those of a sliding window and its last step,
-///   are stored in whole blocks of 512 slots.
+/// For `T` tokens of which `E = T - hot` are old, `L` full-attention layers, `kv = kv_heads · head_dim`, `d = hidden`,
+/// and elements of `b` bytes:
+/// * Between steps `hot · 2 · kv · L · b` for the hot entries, and what the [`Plan`] retains:
+///   * Ids: 4 bytes a token.
+///   * Keys and values: `2 · kv · b` bytes an old token and layer.
+///   * Residuals: `d · b` bytes a token and layer. A residual is stored from the step of its token on, because it
+///     cannot be computed later.
+/// * Layers that hold every entry, and sliding-window layers, store them in whole blocks of 512 slots.
 /// * Within a step, in addition, about `E · (d + 2 · kv) · b` and a block of scores,
 ///   which a smaller [chunk](Plan::with_chunk) shrinks.
 /// * A step replays the `E` old tokens. From token ids that is a prefill of them, up to the last full-attention layer;
@@ -260,7 +263,8 @@ impl CacheBackend for ResidualCheckpoint {
     }
 
     /// As [`CacheBackend::select_sequences`]. More sequences than before may be refused with
-    /// [`StepBytes`](CacheError::StepBytes).
+    /// [`StepBytes`](CacheError::StepBytes). With certified eviction, more than one is refused with
+    /// [`Sequences`](CacheError::Sequences).
     fn select_sequences(&mut self, sequences: &[usize]) -> Result<(), CacheError> {
         self.tracker.can_select(sequences)?;
         self.setup.can_certify(sequences.len())?;

@@ -9,8 +9,8 @@
 //! machine, with one build.
 //!
 //! # The file
-//! Keys, values, residuals, positions, ids and scores are tensors. A [`Tensor`](crate::cache::StateValue::Tensor) has four
-//! dimensions, in the dtype of the model. The lists have one: integers in U64, ids in U32, scores in F32.
+//! Keys, values, residuals, positions, ids and scores are tensors. A [`Tensor`](crate::cache::StateValue::Tensor) has
+//! four dimensions, in the dtype of the model. The lists have one: integers in U64, ids in U32, scores in F32.
 //!
 //! The header's `__metadata__` has these keys:
 //! * `format` (`kv-direct session`), `version`, `written_by`, `fingerprint`, `backend`, `model`

@@ -6,7 +6,7 @@
 //! * [`StepTracker`] checks the order of calls, and counts processed tokens and drafts. It is for a backend that stores
 //!   something else than keys and values.
 //!
-//! Sliding-window layers look after themselves here, so a backend decides about full-attention layers only.
+//! This module evicts in sliding-window layers itself. A backend decides about full-attention layers only.
 
 mod contents;
 mod gather;

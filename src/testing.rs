@@ -24,7 +24,7 @@
 //! | `memory_is_what_is_held` | the report covers all that can be seen from outside |
 //! | `sequences_do_not_depend_on_each_other` | a sequence of a ragged batch has the bits it has alone |
 //! | `heads_do_not_depend_on_the_batch` | with as many sequences as KV heads, too |
-//! | `a_truncation_is_exact_or_refused` | it leaves a cache that never went further, or changes nothing |
+//! | `a_truncation_is_exact_or_refused` | the cache continues as without the removed tokens, or refuses unchanged |
 //! | `a_discarded_draft_leaves_no_trace` | in any later step |
 //! | `an_accepted_draft_equals_one_step` | entries are evicted as if its tokens had come at once |
 //! | `a_state_continues_elsewhere` | in a cache of the same kind; any other refuses it |
@@ -52,8 +52,8 @@ pub use self::contract::Contract;
 #[cfg(doc)]
 use crate::cache::CacheBackend;
 
-/// Every law with its name, in the order in which a new backend is best tried. A law panics with its name, the model and
-/// the step if something does not hold.
+/// Every law with its name, in the order in which a new backend is best tried. A law panics with its name, the model
+/// and the step if something does not hold.
 #[allow(clippy::type_complexity, reason = "a name and a function")]
 pub const LAWS: &[(&str, fn(&Contract, &Device))] = &crate::contract_tests! { @table };
 

@@ -40,12 +40,12 @@ pub enum CacheError {
         /// Starting positions given.
         starts: usize,
     },
-    /// The number of sequences is fixed by the first step.
-    #[error("{found} sequences were given, but the cache holds {expected}")]
+    /// The number of sequences is fixed by the first step, and is 1 with certified eviction.
+    #[error("{found} sequences were given, expected {expected}")]
     Sequences {
-        /// Sequences of the cache.
+        /// Sequences of the cache, or 1 with certified eviction.
         expected: usize,
-        /// Sequences of the step, or lengths to truncate to.
+        /// Sequences of the step or the selection, or lengths to truncate to.
         found: usize,
     },
     /// A step is open, or has failed. Its entries are in some layers only.
@@ -240,7 +240,7 @@ pub enum CacheError {
         /// Bytes of one token's keys and values in all layers.
         keys_values: usize,
     },
-    /// A context that is too long to be priced.
+    /// A context too long to compute a cost for.
     #[error("a context of {found} tokens is too long: the longest is {longest}")]
     Context {
         /// Tokens asked for.

@@ -28,7 +28,7 @@ impl fmt::Display for Observation {
     }
 }
 
-/// What attention reports: the answer to an [`Observation`].
+/// What attention reports, as an [`Observation`] asked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Observed {
@@ -41,7 +41,7 @@ pub enum Observed {
 }
 
 impl Observed {
-    /// The observation that this is an answer to.
+    /// The observation that asks for this report.
     pub(crate) fn kind(&self) -> Observation {
         match self {
             Self::ColumnSums(_) => Observation::ColumnSums,

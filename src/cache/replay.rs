@@ -18,7 +18,8 @@ pub trait Replay {
     /// in pads.
     ///
     /// # Errors
-    /// [`NoEmbedding`](CacheError::NoEmbedding) for a decoder that is not fed with token ids.
+    /// [`NoEmbedding`](CacheError::NoEmbedding) for a decoder that is not fed with token ids,
+    /// [`EmptyStep`](CacheError::EmptyStep) if there is no token, and the decoder's own, in [`CacheError::Replay`].
     fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError>;
 
     /// Keys and values from the residual `[batch, tokens, hidden]` at these positions: norm, projection, bias,

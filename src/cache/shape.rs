@@ -79,8 +79,8 @@ impl ModelShape {
         mut held: Vec<Vec<Vec<usize>>>,
     ) -> CachedPositions {
         let window = self.windows.get(layer.index()).copied().flatten();
-        for (row, &next) in held.iter_mut().zip(lengths) {
-            for list in &mut *row {
+        for (lists, &next) in held.iter_mut().zip(lengths) {
+            for list in &mut *lists {
                 list.retain(|&position| visible(next, position, window));
             }
         }

@@ -50,8 +50,9 @@ impl AttentionParams {
 /// Query head `h` reads KV head `h / (heads / kv_heads)`. Nothing is repeated in memory.
 ///
 /// # Cost
-/// Scores are held for 16 to 128 queries at a time: the more slots they see, the fewer queries. Blocks of slots that none of these queries sees are skipped. So are the slots of
-/// the last block behind the last visible one, in tiles of 64. Skipping changes no bit.
+/// Scores are held for 16 to 128 queries at a time: the more slots they see, the fewer queries. Blocks of slots that
+/// none of these queries sees are skipped. So are the slots of the last block behind the last visible one, in tiles of
+/// 64. Skipping changes no bit.
 ///
 /// # Panics
 /// If the shapes do not fit one another, or `slots` is not a multiple of [`KV_BLOCK`].

@@ -135,6 +135,9 @@ impl Conformance {
     /// # Cost
     /// For every linear layer, one product of 257 rows and as many again in small calls. That is half a second for a
     /// model of 135 M parameters. The caches of one model can share the result.
+    ///
+    /// # Panics
+    /// If `kv_heads` is 0 or does not divide `heads`.
     #[must_use]
     pub fn probe(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
         let checks = probe::run(shapes, device, dtype);

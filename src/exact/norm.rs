@@ -13,6 +13,9 @@ use burn::tensor::{DType, Tensor};
 /// * `weight`: `[width]`
 /// * result: like `x`
 ///
+/// # Panics
+/// If `weight` is not as wide as `x`, unless one of the two is 1 wide.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use kv_direct::exact::rms_norm;

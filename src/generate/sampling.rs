@@ -190,8 +190,8 @@ impl Sampler {
     /// Chooses the next id and marks it as seen. `None` if a logit is not finite or the slice is empty.
     ///
     /// # Cost
-    /// One pass over the logits at temperature 0. Otherwise a copy in f64, and for top-p a sort of the copy, of
-    /// `top_k` numbers if that is set, too.
+    /// Without a penalty, one pass over the logits at temperature 0. Else a copy in f64; at temperature above 0 also a
+    /// sort, of `top_k` numbers if that is set.
     pub fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         let largest = argmax(logits)?;
         let Sampling { temperature, .. } = self.sampling;

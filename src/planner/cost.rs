@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// The most tokens of a context that is priced: products of sizes then fit 64 bits.
+/// The longest context whose cost is computed: products of sizes then fit 64 bits.
 pub(super) const MOST_TOKENS: usize = 1 << 24;
 
 /// What a plan costs at a context length: the bytes held, and a step of one token.
@@ -56,7 +56,7 @@ pub struct Cost {
     work: Work,
 }
 
-/// Operations of a replay by the rate they run at.
+/// Operations of a replay in chunks of `chunk` tokens, one field for each measured rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Work {
     chunk: usize,
@@ -78,8 +78,8 @@ impl Cost {
         self.between() + self.scratch
     }
 
-    /// Seconds of a step of one token on a device with this throughput. A replay in a chunk that was not measured runs as
-    /// fast as the nearest that was; infinite if none was.
+    /// Seconds of a step of one token on a device with this throughput. For a chunk that was not measured, the nearest
+    /// measured one counts. Infinite if none was measured and something is replayed.
     #[must_use]
     pub fn seconds(&self, throughput: &Throughput) -> f64 {
         let Work {
@@ -107,11 +107,11 @@ impl Plan {
     /// What this plan costs for one sequence of `context` tokens, to which the step adds one, without a byte budget.
     ///
     /// # Errors
-    /// [`PlanLayers`](CacheError::PlanLayers) for a plan of another model, [`Context`](CacheError::Context) for more than
-    /// 2²⁴ tokens, [`UnknownSize`](CacheError::UnknownSize) if the shape does not say
+    /// [`PlanLayers`](CacheError::PlanLayers) for a plan of another model, [`Context`](CacheError::Context) for more
+    /// than 2²⁴ tokens, [`UnknownSize`](CacheError::UnknownSize) if the shape does not say
     /// [`intermediate`](ModelShape::intermediate).
     pub fn cost(&self, shape: &ModelShape, context: usize) -> Result<Cost, CacheError> {
-        self.can_be_priced(shape, context)?;
+        self.check_cost(shape, context)?;
         Ok(self.cost_of(shape, StepSize::decode(self, 1, context)))
     }
 
@@ -126,7 +126,7 @@ impl Plan {
         context: usize,
         byte_budget: usize,
     ) -> Result<Cost, CacheError> {
-        self.can_be_priced(shape, context)?;
+        self.check_cost(shape, context)?;
         let layers = rebuilt(shape, self).count();
         let size = |complete| StepSize {
             complete_before: complete,
@@ -139,7 +139,7 @@ impl Plan {
         Ok(self.cost_of(shape, size(complete)))
     }
 
-    fn can_be_priced(&self, shape: &ModelShape, context: usize) -> Result<(), CacheError> {
+    fn check_cost(&self, shape: &ModelShape, context: usize) -> Result<(), CacheError> {
         self.check_layers(shape)?;
         shape.known_intermediate()?;
         if context > MOST_TOKENS {
@@ -215,17 +215,17 @@ impl Plan {
     }
 }
 
-/// Slots that the queries of a replay of `old` tokens read together: each call up to the tile of its last token, in a
+/// Slots that the queries of a replay of `old` tokens read together: each chunk up to the tile of its last token, in a
 /// sliding-window layer from the block where the window begins.
 fn attended(old: usize, chunk: usize, window: Option<usize>) -> usize {
-    let calls = (0..old).step_by(chunk).map(|from| {
+    let chunks = (0..old).step_by(chunk).map(|from| {
         let end = (from + chunk).min(old).next_multiple_of(64);
         let start = window.map_or(0, |window| {
             (from + 1).saturating_sub(window) / KV_BLOCK * KV_BLOCK
         });
         chunk * (end - start)
     });
-    calls.sum()
+    chunks.sum()
 }
 
 impl fmt::Display for Cost {

@@ -34,12 +34,12 @@ pub struct Throughput {
     pub chunks: Vec<ChunkThroughput>,
 }
 
-/// How fast replays run that process this many tokens in a call, in floating-point operations a second (a multiplication
-/// and an addition are two).
+/// How fast replays in chunks of this many tokens run, in floating-point operations a second. A multiplication and an
+/// addition are two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ChunkThroughput {
-    /// Tokens of a call.
+    /// Tokens of a chunk.
     pub tokens: usize,
     /// Of the projection to keys and values, with its norm and rotation, and writing them where attention reads.
     pub projection: f64,
@@ -49,28 +49,28 @@ pub struct ChunkThroughput {
     pub attention: f64,
 }
 
-/// Tokens of a call that are tried.
+/// Chunks that are measured, in tokens.
 const CHUNKS: [usize; 5] = [16, 32, 64, 128, 256];
 /// The most tokens that attention is measured with.
 const LONGEST: usize = 2048;
 /// Rounds in which every kind of call is measured once: slow moments of a shared machine pass.
 const ROUNDS: usize = 7;
-/// How often each call is measured in a round, at least and at most; the median counts.
+/// Measurements of a call per round: at least, at most. The median counts.
 const TIMES: (usize, usize) = (3, 50);
-/// Seconds that the times of a call add up to at least, unless it reaches its most times before.
+/// Measures until the times add up to this many seconds, within [`TIMES`].
 const SECONDS: f64 = 0.02;
 
 impl Throughput {
-    /// Measures blocks of a model for contexts of `context` tokens; `at` returns the model at a layer. Other work on the
-    /// machine shows in the result.
+    /// Measures blocks of a model for contexts of `context` tokens; `at` returns the model at a layer. Other work on
+    /// the machine shows in the result.
     ///
     /// # Errors
     /// [`ModelShape`](CacheError::ModelShape), [`UnknownSize`](CacheError::UnknownSize) if the shape does not say
     /// [`intermediate`](ModelShape::intermediate), and the errors of the blocks.
     ///
     /// # Cost
-    /// Three kinds of calls of a block for each of five chunks, 16 to 256 tokens, and a step through all layers, in seven
-    /// rounds: about five seconds for SmolLM2-135M on two cores.
+    /// Seven rounds. Each has three kinds of calls of a block for five chunks, 16 to 256 tokens, and a step through all
+    /// layers. That is about five seconds for SmolLM2-135M on two cores.
     ///
     /// ```
     /// # #[cfg(feature = "model")]
@@ -149,7 +149,7 @@ impl Throughput {
     }
 }
 
-/// Seconds of a step of one token through all layers; the weights of a single layer would stay in the processor's caches.
+/// Seconds of a one-token step through all layers. A single layer would stay in the processor's caches.
 fn step<R: Replay>(
     shape: &ModelShape,
     device: &Device,
@@ -176,7 +176,7 @@ pub(super) const fn attention_flops(shape: &ModelShape, slots: usize) -> usize {
     (4 * shape.kernels.heads * shape.kernels.head_dim).saturating_mul(slots)
 }
 
-/// The two context lengths that attention is measured with, for calls of `tokens` tokens.
+/// The two context lengths that attention is measured with, for a chunk of `tokens` tokens.
 fn spans(context: usize, tokens: usize) -> (usize, usize) {
     let short = context.min(KV_BLOCK).max(tokens);
     (

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-/// What attention reported of one sequence at one layer: for each query that was reported, the probability that each query
-/// head gave to each slot.
+/// What attention reported of one sequence at one layer: for each query that was reported, the probability that each
+/// query head gave to each slot.
 ///
-/// With [`ColumnSums`](crate::cache::Observation::ColumnSums) there is one query, which stands for all of the step. After
-/// an accepted draft there is one for each of its tokens, whatever was asked for. There is none if nothing was asked for.
-/// Indices of slots are those of [`Entries::positions`](super::Entries::positions); slots beyond the end of a list received
-/// nothing.
+/// With [`ColumnSums`](crate::cache::Observation::ColumnSums) there is one query, which stands for all of the step.
+/// After an accepted draft there is one for each of its tokens, whatever was asked for. There is none if nothing was
+/// asked for. Indices of slots are those of [`Entries::positions`](super::Entries::positions); slots beyond the end of
+/// a list received nothing.
 #[derive(Debug, Clone)]
 pub struct Attention<'a> {
     queries: Vec<Query<'a>>,

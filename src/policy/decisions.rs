@@ -1,4 +1,4 @@
-//! When a policy is asked, and about what: its part of a step and of an accepted draft.
+//! Calls the policy: for new keys, after attention, at `commit`, and when a draft is accepted.
 
 use super::{Attention, Entries, Evicting, Policy, Sequence, attention::Query};
 use crate::cache::{CacheBackend, CacheError, Observation, Span};
@@ -10,7 +10,7 @@ impl<P: Policy> Evicting<P> {
         (0..slides.len()).filter(move |&layer| !slides[layer])
     }
 
-    /// What the policy wants to see of the present step, by the sequence that needs most.
+    /// The report that serves every sequence: the most queries that one wants, or column sums if one wants these.
     pub(super) fn wanted(&self) -> Observation {
         let wanted = |sequence: &Sequence| self.policy.wants(sequence);
         let asked = |wanted: &Observation| *wanted != Observation::LastQueries(0);
@@ -85,7 +85,7 @@ impl<P: Policy> Evicting<P> {
         }
     }
 
-    /// Lets the policy evict from the layers that were not observed, and forgets queries of prompts that are over.
+    /// Lets the policy evict from the layers that were not observed, and removes the queries of prompts that are over.
     pub(super) fn evict_unobserved(&mut self) {
         if P::EVICTS && self.wanted() == Observation::Nothing {
             for layer in self.full_layers() {
@@ -124,8 +124,12 @@ impl<P: Policy> Evicting<P> {
         Ok(())
     }
 
-    /// What is left to do once an entry of the step is stored.
-    pub(super) fn prepare(&mut self, layer: usize, span: &Span<'_>) -> Result<(), CacheError> {
+    /// Scores the new keys of a layer and rotates its sinks.
+    pub(super) fn score_and_rotate(
+        &mut self,
+        layer: usize,
+        span: &Span<'_>,
+    ) -> Result<(), CacheError> {
         self.score_keys(layer, span)?;
         let lengths: Vec<usize> = self.sequences.iter().map(|s| s.length).collect();
         let store = &mut self.stores.layers[layer];
@@ -144,7 +148,7 @@ impl<P: Policy> Evicting<P> {
         lengths.map(at).collect()
     }
 
-    /// Which prompts end, if those of a draft count together.
+    /// Whether a prompt has ended since `prompts` were recorded.
     pub(super) fn ended_since(prompts: &[Option<usize>], index: usize, now: Option<usize>) -> bool {
         now.is_some() && prompts.get(index).copied().flatten().is_none()
     }
@@ -190,7 +194,7 @@ pub(super) fn by_sequence<'a>(
     new_tokens: &[usize],
     sequences: &[Sequence],
 ) -> Vec<Vec<Query<'a>>> {
-    let rows = queries.unwrap_or(1);
+    let reported = queries.unwrap_or(1);
     let of_sequence = |(index, sequence): (usize, &Sequence)| {
         let count = match queries {
             Some(queries) => new_tokens[index].min(queries),
@@ -198,8 +202,8 @@ pub(super) fn by_sequence<'a>(
         };
         let query = |back: usize| Query {
             position: sequence.length.saturating_sub(back),
-            probabilities: &values[(index * heads * rows + rows - back) * slots..],
-            stride: rows * slots,
+            probabilities: &values[(index * heads * reported + reported - back) * slots..],
+            stride: reported * slots,
             slots,
         };
         (1..=count).rev().map(query).collect()

@@ -5,8 +5,8 @@ use crate::{positions::Positions, storage::Slots};
 
 /// The entries of one sequence at one layer, of one KV head if these differ.
 ///
-/// A score belongs to each. It starts at what [`Policy::score_keys`](super::Policy::score_keys) says, or at 0, and stays
-/// until the entry is evicted.
+/// A score belongs to each. It starts at what [`Policy::score_keys`](super::Policy::score_keys) says, or at 0, and
+/// stays until the entry is evicted.
 #[derive(Debug)]
 pub struct Entries<'a> {
     slots: &'a mut Slots,
@@ -45,15 +45,15 @@ impl<'a> Entries<'a> {
         self.slots.retain(|position| !evict(position));
     }
 
-    /// Evicts the entries with the lowest stored scores until `budget` are left. Only positions for which `evictable` is
-    /// true are evicted. Of equal scores the lowest position stays; NaN counts as lowest.
+    /// Evicts the entries with the lowest stored scores until `budget` are left. Only positions for which `evictable`
+    /// is true are evicted. Of equal scores the lowest position stays; NaN counts as lowest.
     pub fn evict_lowest(&mut self, budget: usize, evictable: impl Fn(usize) -> bool) {
         let excess = self.count().saturating_sub(budget);
         self.free(lowest(self.positions(), self.scores(), excess, evictable));
     }
 
-    /// As [`evict_lowest`](Self::evict_lowest), by these scores, one for each slot; slots beyond their end rank lowest. They
-    /// are not stored.
+    /// As [`evict_lowest`](Self::evict_lowest), by these scores, one for each slot; slots beyond their end rank lowest.
+    /// They are not stored.
     pub fn evict_lowest_by(
         &mut self,
         scores: &[f32],

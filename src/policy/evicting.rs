@@ -12,14 +12,13 @@ use crate::{
 
 /// A backend that stores keys and values, and evicts what its [`Policy`] says.
 ///
-/// The policy decides about full-attention layers. It is asked after attention: layer by layer where attention had
-/// something to report, else when the step is committed; for the tokens of a draft when the draft is accepted. A
-/// sliding-window layer keeps its window and the entries of the last step.
+/// The policy decides about full-attention layers. It is called after attention, layer by layer, if attention reports
+/// something, else at `commit`. For a draft it is called at `Accept`. A sliding-window layer keeps its window and the
+/// entries of the last step.
 ///
 /// # Cost
-/// The entries, in blocks of 512 slots that also hold those of the step, and 8 bytes for each slot. A score is 4
-/// bytes a slot, for each KV head where these differ. An observation is read back to the host in every
-/// full-attention layer.
+/// The entries, in blocks of 512 slots that also hold those of the step. In addition 8 bytes a slot, and 4 for a score;
+/// with `PER_HEAD` for each KV head. An observation is read back to the host in every full-attention layer.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -52,7 +51,7 @@ use crate::{
 pub struct Evicting<P> {
     pub(super) stores: LayerStores,
     pub(super) policy: P,
-    /// Of the open step, or after the last one. Within a draft, "before" is its start.
+    /// Of the open step, or after the last one. Within a draft, `before` is the length at its start.
     pub(super) sequences: Vec<Sequence>,
     pub(super) remembered: Remembered,
     pub(super) sinks: Sinks,
@@ -107,7 +106,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         let wanted = self.wants(layer);
         self.stores.store(layer, &span, wanted)?;
         if !self.stores.shape().slides(layer.index()) {
-            self.prepare(layer.index(), &span)
+            self.score_and_rotate(layer.index(), &span)
                 .inspect_err(|_| self.stores.tracker.fail())?;
         }
         self.stores.layers[layer.index()].read()
@@ -125,7 +124,9 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         let slots = self.stores.layers[layer.index()].capacity();
         let (queries, values) = match observed {
             Observed::ColumnSums(sums) => (None, sums.try_into_vec_as()),
-            Observed::LastQueries(rows) => (Some(rows.dims()[2]), rows.try_into_vec_as()),
+            Observed::LastQueries(reported) => {
+                (Some(reported.dims()[2]), reported.try_into_vec_as())
+            }
         };
         let values: Vec<f32> = values
             .inspect_err(|_| self.stores.tracker.fail())

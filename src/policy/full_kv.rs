@@ -25,6 +25,16 @@ use crate::cache::{ModelShape, forward_to_field};
 #[derive(Debug, Clone)]
 pub struct FullKv(Evicting<Everything>);
 
+impl FullKv {
+    /// An empty cache for a model of this shape.
+    #[must_use]
+    pub fn new(shape: &ModelShape) -> Self {
+        Self(Evicting::new(shape, Everything))
+    }
+}
+
+forward_to_field!(FullKv);
+
 #[derive(Debug, Clone)]
 struct Everything;
 
@@ -38,13 +48,3 @@ impl Policy for Everything {
 
     fn evict(&self, _: &mut Entries<'_>, _: &Attention<'_>, _: &Sequence) {}
 }
-
-impl FullKv {
-    /// An empty cache for a model of this shape.
-    #[must_use]
-    pub fn new(shape: &ModelShape) -> Self {
-        Self(Evicting::new(shape, Everything))
-    }
-}
-
-forward_to_field!(FullKv);

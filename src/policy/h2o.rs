@@ -17,8 +17,9 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// [`Irreversible`](CacheError::Irreversible).
 ///
 /// # Cost
-/// `budget` entries, and 4 bytes a slot and KV head for scores, in blocks of 512 slots. Attention sums its columns
-/// block by block. The sums, `heads` numbers a slot, are read back in every full-attention layer.
+/// `budget` entries, in blocks of 512 slots that also hold those of the step. In addition 12 bytes a slot and KV head:
+/// 8 for the position and 4 for the score. Attention sums its columns block by block. The sums, `heads` numbers a slot,
+/// are read back in every full-attention layer.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -54,8 +55,8 @@ impl H2oConfig {
         }
     }
 
-    /// Always keeps the first `sinks` entries too, even if a share of a short prompt is less, and before the newest if
-    /// it is less than both. The original has none.
+    /// Always keeps the first `sinks` entries too. If a share of a short prompt is too small for both, the sinks stay
+    /// and fewer of the newest do. The original has no sinks.
     #[must_use]
     pub const fn with_sinks(mut self, sinks: usize) -> Self {
         self.sinks = sinks;

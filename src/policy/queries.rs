@@ -68,7 +68,7 @@ impl Remembered {
         sequences[sequence].extend(stored);
     }
 
-    /// Forgets all but the newest `count` queries of a sequence at a layer.
+    /// Removes all but the newest `count` queries of a sequence at a layer.
     pub(super) fn keep_newest(&mut self, layer: usize, sequence: usize, count: usize) {
         if let Some(queries) = self.layers[layer].get_mut(sequence) {
             queries.drain(..queries.len().saturating_sub(count));
@@ -78,7 +78,7 @@ impl Remembered {
         }
     }
 
-    /// Forgets the queries of the sequences for which `forget` is true.
+    /// Removes the queries of the sequences for which `forget` is true.
     pub(super) fn forget(&mut self, forget: impl Fn(usize) -> bool) {
         for layer in &mut self.layers {
             for (sequence, queries) in layer.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ impl Remembered {
         }
     }
 
-    /// Forgets the queries from position `to[sequence]` on.
+    /// Removes the queries from position `to[sequence]` on.
     pub(super) fn truncate(&mut self, to: &[usize]) {
         for layer in &mut self.layers {
             for (queries, &to) in layer.iter_mut().zip(to) {
@@ -173,7 +173,7 @@ impl Remembered {
     }
 }
 
-/// The entry of a state for a layer and sequence.
+/// The name of a value of a state, for a layer and sequence.
 fn name(layer: usize, sequence: usize, part: &str) -> String {
     format!("layer.{layer}.{part}.{sequence}")
 }

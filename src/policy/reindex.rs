@@ -32,8 +32,8 @@ impl Sinks {
         }
     }
 
-    /// Rotates the sinks of every sequence forward by the number of its evicted entries. `lengths` are the tokens of the
-    /// sequences, those of the step included. Sinks that were evicted themselves stay evicted.
+    /// Rotates the sinks of every sequence forward by the number of its evicted entries. `lengths` are the tokens of
+    /// the sequences, those of the step included. Sinks that were evicted themselves stay evicted.
     pub(super) fn rotate(
         &mut self,
         layer: usize,
@@ -59,7 +59,7 @@ impl Sinks {
         Ok(())
     }
 
-    /// Forgets the sinks of sequences that become empty.
+    /// Removes the sinks of sequences that become empty.
     pub(super) fn truncate(&mut self, to: &[usize]) {
         for keys in &mut self.keys {
             for (keys, _) in keys.iter_mut().zip(to).filter(|(_, to)| **to == 0) {
@@ -131,7 +131,7 @@ impl Sinks {
     }
 }
 
-/// The entry of a state for a layer and sequence.
+/// The name of a value of a state, for a layer and sequence.
 fn name(layer: usize, sequence: usize) -> String {
     format!("layer.{layer}.sinks.{sequence}")
 }

@@ -19,8 +19,8 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// lost tokens is over: what comes next is kept.
 ///
 /// # Cost
-/// The whole prompt until it ends, then the budget and what follows. The last chunk reads back `heads · window` numbers
-/// a slot in every full-attention layer. While more chunks follow, these are remembered, in f32.
+/// The whole prompt until it ends, then the budget and what follows. The last chunk reads back `heads · window`
+/// numbers a slot in every full-attention layer. While more chunks follow, these are remembered, in f32.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -118,7 +118,7 @@ impl PromptWindow {
             group,
             ..
         } = self.0;
-        // What a draft brought after the prompt has no say.
+        // Queries that a draft brought after the prompt do not count.
         let end = attention
             .queries()
             .filter(|&position| position < prompt)

@@ -5,7 +5,7 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 
 /// Keeps the first `sinks` entries and the newest `recent` between steps, in every full-attention layer.
 ///
-/// With [`Indexing::CacheIndex`] the position of an entry is its index in the cache, as in the paper: however long the
+/// With [`Indexing::CacheIndex`] the position of an entry is its index in the cache, as in the paper. However long the
 /// text is, sinks and newest entries stay as close as they are in the cache. Rotary attention depends on distances
 /// alone, so only the sinks are rotated: forward by the number of evicted entries, each time from the key as it came
 /// in. [`Indexing::Original`] leaves them in place. In both cases a text ends where the decoder's positions end.
@@ -15,8 +15,8 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 /// [`Irreversible`](CacheError::Irreversible). Until then the bits are those of [`FullKv`](crate::FullKv).
 ///
 /// # Cost
-/// `sinks + recent` entries, in blocks of 512 slots that also hold those of the step. With `CacheIndex` also the keys of
-/// the sinks once more, and their rotation in every layer and step.
+/// `sinks + recent` entries, in blocks of 512 slots that also hold those of the step. With `CacheIndex` also the keys
+/// of the sinks once more, and their rotation in every layer and step.
 ///
 /// ```
 /// use burn::tensor::DType;

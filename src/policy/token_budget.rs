@@ -5,7 +5,8 @@ use std::fmt;
 use super::Sequence;
 use crate::cache::CacheError;
 
-/// Entries that a policy keeps of a sequence between steps, in each layer: a number, or a share of the prompt.
+/// Entries that a policy keeps of a sequence between steps, in each full-attention layer: a number, or a share of the
+/// prompt.
 ///
 /// ```
 /// use kv_direct::policy::TokenBudget;

@@ -25,6 +25,19 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 #[derive(Debug, Clone)]
 pub struct Window(Evicting<Newest>);
 
+impl Window {
+    /// An empty cache that holds `size` entries between steps.
+    ///
+    /// # Errors
+    /// [`Budget`](CacheError::Budget) if `size` is 0.
+    pub fn new(shape: &ModelShape, size: impl Into<TokenBudget>) -> Result<Self, CacheError> {
+        let size = size.into().at_least(1)?;
+        Ok(Self(Evicting::new(shape, Newest { size })))
+    }
+}
+
+forward_to_field!(Window);
+
 #[derive(Debug, Clone)]
 struct Newest {
     size: TokenBudget,
@@ -44,16 +57,3 @@ impl Policy for Newest {
         }
     }
 }
-
-impl Window {
-    /// An empty cache that holds `size` entries between steps.
-    ///
-    /// # Errors
-    /// [`Budget`](CacheError::Budget) if `size` is 0.
-    pub fn new(shape: &ModelShape, size: impl Into<TokenBudget>) -> Result<Self, CacheError> {
-        let size = size.into().at_least(1)?;
-        Ok(Self(Evicting::new(shape, Newest { size })))
-    }
-}
-
-forward_to_field!(Window);

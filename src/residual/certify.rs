@@ -11,13 +11,13 @@ use crate::cache::{KeysValues, Projection};
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Blocks {
     certified: usize,
-    kept: usize,
+    differing: usize,
 }
 
 impl Blocks {
     /// Blocks that had the same bits, and blocks that did not.
     pub(super) const fn counted(self) -> (usize, usize) {
-        (self.certified, self.kept)
+        (self.certified, self.differing)
     }
 
     /// Counts a comparison, and returns whether the entries may be dropped.
@@ -25,7 +25,7 @@ impl Blocks {
         if same {
             self.certified += 1;
         } else {
-            self.kept += 1;
+            self.differing += 1;
         }
         same
     }

@@ -33,12 +33,12 @@ impl ResidualConfig {
     }
 
     /// Never holds more than `bytes`: entries, ids, slack and the scratch of a step together. A step that would is
-    /// [refused](crate::cache::CacheError::StepBytes) before anything changes. Not counted is the old content while
-    /// `set_state` replaces it. The model's shape must say its
+    /// [refused](crate::cache::CacheError::StepBytes) before anything changes. The old content is not counted
+    /// while `set_state` replaces it. The model's shape must say its
     /// [`intermediate`](crate::cache::ModelShape::intermediate).
     ///
-    /// What the budget leaves free at the present length is used: keys and values of as many layers as fit stay though
-    /// the plan does not retain them, top layers first, until a longer context needs their room.
+    /// Room that is left stores keys and values that the plan does not retain, top layers first. A longer context takes
+    /// the room back.
     #[must_use]
     pub const fn with_byte_budget(mut self, bytes: usize) -> Self {
         self.byte_budget = Some(bytes);
@@ -55,7 +55,8 @@ impl ResidualConfig {
     /// Whether entries are rebuilt and compared before they are dropped, and stay where a bit differs. By default they
     /// are, if the conformance report found a difference.
     ///
-    /// Such a cache serves one sequence, in chunks of at most 64 tokens. It cannot be parked, and has no state: a
+    /// Such a cache serves one sequence, in chunks of at most 64 tokens. A step or a selection of more sequences is
+    /// refused with [`Sequences`](crate::cache::CacheError::Sequences). The cache cannot be parked, and has no state: a
     /// certificate is about this device in this process.
     #[must_use]
     pub const fn with_certified_eviction(mut self, certified: bool) -> Self {

@@ -27,7 +27,7 @@ pub(super) struct Filling<'a> {
     pub(super) certified: Option<&'a mut Blocks>,
 }
 
-/// All entries of a layer, and what it took.
+/// All entries of a layer, and the bytes that assembling them took.
 pub(super) struct Filled {
     pub(super) keys_values: KeysValues,
     /// Bytes of entries that were copied to be moved.
@@ -37,8 +37,8 @@ pub(super) struct Filled {
 }
 
 impl Filling<'_> {
-    /// Assembles the entries in the buffers of `all`, or in `store` if nothing is dropped. Leaves those from `first_held` on
-    /// in `store`.
+    /// Assembles the entries in the buffers of `all`, or in `store` if nothing is dropped. Leaves those from
+    /// `first_held` on in `store`.
     pub(super) fn fill(
         mut self,
         store: &mut LayerStore,
@@ -60,8 +60,8 @@ impl Filling<'_> {
         let stays = |sequence: usize, position: usize| {
             position >= first_held[sequence] || differing.binary_search(&position).is_ok()
         };
-        // After a truncation the store is short of entries, and rebuilt ones fill it up. Then all of it is stored anew in
-        // rising order, because a store that holds every entry is read in its own order.
+        // After a truncation the store is short of entries, and rebuilt ones fill it up. Then all of it is stored anew
+        // in rising order, because a store that holds every entry is read in its own order.
         let mut pairs = first_held.iter().zip(self.dropped);
         if pairs.any(|(first_held, dropped)| first_held < dropped) {
             *store = store.emptied();
@@ -131,11 +131,12 @@ impl Filling<'_> {
             all.append(entries, &positions.filter(missing));
             if let Some(blocks) = &mut self.certified {
                 let start = positions.slots(0, 0)[0];
-                let leaving = start.max(dropped[0])..(start + positions.width()).min(first_held[0]);
-                if !leaving.is_empty()
-                    && !blocks.note(same(&all.read()?, entries, start, leaving.clone()))
+                let dropping =
+                    start.max(dropped[0])..(start + positions.width()).min(first_held[0]);
+                if !dropping.is_empty()
+                    && !blocks.note(same(&all.read()?, entries, start, dropping.clone()))
                 {
-                    differing.extend(leaving);
+                    differing.extend(dropping);
                 }
             }
             Ok(())

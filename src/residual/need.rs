@@ -1,4 +1,4 @@
-//! How many bytes a step holds at most: the arithmetic that a byte budget is kept by, and that plans are priced by.
+//! How many bytes a step holds at most. Byte budgets and the planner use this arithmetic.
 
 use super::{Plan, Retain};
 use crate::{cache::ModelShape, exact::KV_BLOCK};
@@ -13,7 +13,7 @@ pub(crate) struct StepSize {
     pub(crate) after: usize,
     /// Tokens that sliding-window layers hold beyond their window: those of the step, and of the open draft.
     pub(crate) recent: usize,
-    /// Top layers, of those that the plan rebuilds, that hold every entry all the same before the step.
+    /// Top layers that the plan rebuilds but that held every entry before the step.
     pub(crate) complete_before: usize,
     /// The same after it.
     pub(crate) complete_after: usize,

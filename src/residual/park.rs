@@ -22,15 +22,15 @@ pub struct ResumeProgress {
 }
 
 impl ResidualCheckpoint {
-    /// Rebuilds the hot entries that [`park`](crate::cache::CacheBackend::park) or a deep truncation dropped, so that the
-    /// next step need not. `at` returns the decoder at a layer.
+    /// Rebuilds the hot entries that [`park`](crate::cache::CacheBackend::park) or a deep truncation dropped, so that
+    /// the next step need not. `at` returns the decoder at a layer.
     ///
-    /// `progress` is called before every layer and after the last. If it breaks, or if the replay fails, the cache is as
-    /// it was before: parked. A cache that is not [parked](Self::is_parked) calls nothing.
+    /// `progress` is called before every layer and after the last. If it breaks, or if the replay fails, the cache is
+    /// as it was before: parked. If the cache is not [parked](Self::is_parked), neither closure is called.
     ///
     /// # Errors
-    /// [`Poisoned`](CacheError::Poisoned) while a step is open, [`StepBytes`](CacheError::StepBytes) where a byte budget
-    /// has no room beside what is held, and the errors of the replay.
+    /// [`Poisoned`](CacheError::Poisoned) while a step is open, [`StepBytes`](CacheError::StepBytes) where a byte
+    /// budget has no room beside what is held, and the errors of the replay.
     ///
     /// # Cost
     /// One prefill of the tokens, or one projection a layer from residuals.

@@ -13,16 +13,17 @@ pub enum Retain {
     /// The residual entering the layer, one vector a token. A norm and two projections give keys and values, and a
     /// replay of the layers above can start here.
     Residual,
-    /// Nothing. A replay brings their residual from below: from the nearest layer that retains it, or from the token ids.
+    /// Nothing. A replay brings their residual from below: from the nearest layer that retains it, or from the token
+    /// ids.
     Nothing,
 }
 
-/// What every layer retains of old tokens; how many tokens are hot, with stored entries in every layer; and how many
-/// tokens a replay processes in one call.
+/// What every layer retains of old tokens, how many tokens are hot, and the tokens of a chunk. Hot tokens have stored
+/// entries in every layer. A replay processes a chunk at a time.
 ///
-/// Every combination can be replayed. A replay runs through whole blocks, from the token ids or from a retained residual
-/// up to the last layer that retains nothing; there it only projects. Token ids, 4 bytes a token, are kept wherever a
-/// replay starts from them.
+/// Every combination can be replayed. A replay runs through whole blocks, from the token ids or from a retained
+/// residual up to the last layer that retains nothing; there it only projects. Token ids, 4 bytes a token, are kept
+/// wherever a replay starts from them.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -44,11 +45,11 @@ pub struct Plan {
     chunk: usize,
 }
 
-/// Tokens of a replay's call by default. From about 100 on, products of many rows run at full speed, and attention holds
-/// the scores of 128 queries at most.
+/// Tokens of a chunk by default. From about 100 on, products of many rows run at full speed, and attention holds the
+/// scores of 128 queries at most.
 const CHUNK: usize = 128;
 
-/// The most tokens of a call that reads the same tiles of slots however many of its tokens are there.
+/// The largest certified chunk: one tile of slots.
 const CANONICAL: usize = 64;
 
 /// Whether a replay carries old tokens into a layer, and on to the next.
@@ -59,7 +60,7 @@ pub(crate) struct Flow {
 }
 
 impl Plan {
-    /// The most tokens of a replay's call.
+    /// The most tokens of a chunk.
     pub(crate) const LARGEST_CHUNK: usize = 4096;
 
     /// What each layer retains.
@@ -143,7 +144,7 @@ impl Plan {
     }
 
     /// With `tokens` hot tokens: the newest, whose entries are stored in every layer. 0 by default, which rebuilds
-    /// everything in every step. `usize::MAX` stores all until the cache is
+    /// everything that the plan does not retain. `usize::MAX` stores all until the cache is
     /// [parked](crate::cache::CacheBackend::park).
     #[must_use]
     pub const fn with_hot(mut self, tokens: usize) -> Self {
@@ -151,8 +152,8 @@ impl Plan {
         self
     }
 
-    /// With replays in calls of `tokens` tokens, from 1 to 4,096; 128 by default. Smaller calls need less memory for their
-    /// scores and take longer. No bit depends on it.
+    /// Sets the chunk: how many tokens a replay processes at a time, from 1 to 4,096; 128 by default. Smaller chunks
+    /// need less memory for their scores and take longer. No bit depends on it.
     #[must_use]
     pub const fn with_chunk(mut self, tokens: usize) -> Self {
         self.chunk = match tokens {
@@ -169,7 +170,7 @@ impl Plan {
         self.hot
     }
 
-    /// Tokens of a replay's call.
+    /// Tokens of a chunk.
     #[must_use]
     pub const fn chunk(&self) -> usize {
         self.chunk
@@ -229,8 +230,8 @@ impl Plan {
         !self.slides[layer] && self.layers[layer] != Retain::KeysValues
     }
 
-    /// With chunks that read whole tiles of slots however many of their tokens are there, so that their calls always have
-    /// the same shapes.
+    /// With a power of two of at most 64 tokens as chunk. Full and partial chunks then read the same tiles, so kernels
+    /// always see the same shapes.
     pub(super) const fn canonical(mut self) -> Self {
         let mut chunk = CANONICAL;
         while chunk > self.chunk {

@@ -60,9 +60,9 @@ impl Prefix {
         Ok(())
     }
 
-    /// Carries every chunk through a sliding-window layer. Each reads no more than its window, which `reach` holds. Keys
-    /// and values of every chunk are handed to `take`. `leaves` says whether the tokens go on to the next layer. Returns
-    /// the most bytes that `reach` held.
+    /// Carries every chunk through a sliding-window layer. Each reads no more than its window, which `reach` holds.
+    /// Keys and values of every chunk are handed to `take`. `leaves` says whether the tokens go on to the next layer.
+    /// Returns the most bytes that `reach` held.
     pub(super) fn pass(
         &mut self,
         old: &[usize],

@@ -81,7 +81,7 @@ impl ResidualCheckpoint {
         Ok(keys_values)
     }
 
-    /// Everything from a sliding-window layer; nothing if its window has nothing but new entries, and there are none.
+    /// Everything from a sliding-window layer. `None` while the layer has stored nothing.
     fn read_window(
         &mut self,
         layer: usize,
@@ -165,7 +165,7 @@ impl ResidualCheckpoint {
         };
         let store = &mut self.resident.layers[layer];
         let filled = filling.fill(store, &mut self.rebuilding.all, replay)?;
-        // Retained residuals are counted there.
+        // A retained residual is already counted in `Resident::memory`.
         let carried = match self.setup.plan.retain(layer) {
             Retain::Residual => 0,
             _ => prefix.bytes(),

@@ -60,7 +60,7 @@ impl Resident {
         dropped && self.setup.plan.rebuilds(layer) && !self.complete[layer]
     }
 
-    /// Whether every full-attention layer holds every entry, whatever their number.
+    /// Whether all layers that the plan rebuilds are `complete`. Then no full-attention layer lacks entries.
     pub(super) fn is_complete(&self) -> bool {
         let plan = &self.setup.plan;
         (0..self.layers.len()).all(|layer| !plan.rebuilds(layer) || self.complete[layer])
@@ -81,14 +81,14 @@ impl Resident {
     /// Layers that may no longer be `complete` drop their old entries. Returns the most bytes held meanwhile.
     pub(super) fn make_room(&mut self, complete: &[bool], lengths: &[usize]) -> usize {
         self.dropped.resize(lengths.len(), 0);
-        let leaving = |&layer: &usize| self.complete[layer] && !complete[layer];
-        let leaving: Vec<usize> = (0..self.layers.len()).filter(leaving).collect();
-        if self.is_complete() && !leaving.is_empty() {
+        let dropping = |&layer: &usize| self.complete[layer] && !complete[layer];
+        let dropping: Vec<usize> = (0..self.layers.len()).filter(dropping).collect();
+        if self.is_complete() && !dropping.is_empty() {
             let hot = self.setup.plan.hot();
             self.dropped = lengths.iter().map(|n| n.saturating_sub(hot)).collect();
         }
         let mut most = 0;
-        for &layer in &leaving {
+        for &layer in &dropping {
             let mut store = LayerStore::limited(self.setup.limit());
             let held = self.memory(lengths).total();
             let hot = |sequence: usize, position| position >= self.dropped[sequence];
@@ -149,8 +149,8 @@ impl Resident {
         self.windows_dropped = false;
     }
 
-    /// Shortens every sequence from its length to that in `to`. Where a sliding window has freed entries that are needed
-    /// there, everything that can be rebuilt is dropped.
+    /// Shortens every sequence from its length to that in `to`. Where a sliding window has freed entries that are
+    /// needed there, everything that can be rebuilt is dropped.
     pub(super) fn shorten(&mut self, lengths: &[usize], to: &[usize]) {
         if LayerStore::can_truncate(&self.layers, lengths, to, |_, _| 0).is_err() {
             self.drop_all(lengths);
@@ -176,8 +176,8 @@ impl Resident {
         self.windows_dropped = lengths.iter().any(|&length| length > 0);
     }
 
-    /// Frees buffers of which at most half is needed, outside of drafts. With a byte budget frees everything that is not
-    /// needed, always. Returns the most bytes held meanwhile.
+    /// Frees buffers of which at most half is needed, outside of drafts. With a byte budget frees everything that is
+    /// not needed, always. Returns the most bytes held meanwhile.
     pub(super) fn settle(&mut self, is_draft: bool, lengths: &[usize]) -> usize {
         let has_budget = self.setup.byte_budget.is_some();
         if has_budget {

@@ -108,7 +108,7 @@ impl Residuals {
     }
 }
 
-/// The entry of a state for a layer and chunk.
+/// The name of a value of a state, for a layer and chunk.
 fn name(layer: usize, chunk: usize) -> String {
     format!("layer.{layer}.residuals.{chunk}")
 }

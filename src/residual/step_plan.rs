@@ -64,7 +64,7 @@ impl StepPlan {
     }
 }
 
-/// What a step or a resume has to leave room for, beside the entries of the lengths it is about.
+/// What a step or a resume needs room for in addition to its entries.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Beside {
     /// Entries that sliding-window layers hold beyond their window.
@@ -175,8 +175,8 @@ impl ResidualCheckpoint {
         beyond.max().unwrap_or(0)
     }
 
-    /// Entries, of all layers, that a step to these lengths may have to keep because they differ, beyond those of one
-    /// chunk, for which there is room.
+    /// How many more entries, over all layers, may differ when they are certified in a step to these lengths. One chunk
+    /// is already counted.
     fn uncertain(&self, after: &[usize]) -> usize {
         let setup = &self.setup;
         if !setup.certified {
@@ -184,10 +184,10 @@ impl ResidualCheckpoint {
         }
         let dropped = self.resident.dropped.iter().copied();
         let dropped = dropped.chain(std::iter::repeat(0));
-        let leaving = after.iter().zip(dropped).map(|(&after, dropped)| {
-            let leaving = setup.first_hot(after).saturating_sub(dropped);
-            leaving.saturating_sub(setup.plan.chunk())
+        let dropping = after.iter().zip(dropped).map(|(&after, dropped)| {
+            let dropping = setup.first_hot(after).saturating_sub(dropped);
+            dropping.saturating_sub(setup.plan.chunk())
         });
-        leaving.sum::<usize>() * rebuilt(&setup.shape, &setup.plan).count()
+        dropping.sum::<usize>() * rebuilt(&setup.shape, &setup.plan).count()
     }
 }

@@ -10,8 +10,8 @@ use burn::tensor::DType;
 
 use crate::cache::CacheError;
 
-/// Why a session could not be written or read. The cache has not changed. A file that was to be replaced has not changed
-/// either, except with [`NotSynced`](Self::NotSynced).
+/// Why a session could not be written or read. The cache has not changed. A file that was to be replaced has not
+/// changed either, except with [`NotSynced`](Self::NotSynced).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {

@@ -64,9 +64,9 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     for (name, view) in tensors.iter() {
         let found = of_tensor(name, view.dtype(), view.shape(), view.data());
         check(path, name, facts.get(&checksum_key(name)), found)?;
-        let entry =
-            entry(name, &view, device).map_err(|source| SessionError::cache(path, source))?;
-        state.insert(name, entry);
+        let value =
+            value(name, &view, device).map_err(|source| SessionError::cache(path, source))?;
+        state.insert(name, value);
     }
     let prefix = checksum_key("");
     let missing = facts
@@ -126,7 +126,7 @@ fn check(
     })
 }
 
-fn entry(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValue, CacheError> {
+fn value(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValue, CacheError> {
     let bytes = view.data();
     let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
     let dtype = match (view.dtype(), view.shape()) {

@@ -53,8 +53,8 @@ where
         facts.insert(format!("{OPTION}.{name}"), value.into());
     }
     let mut parts = Vec::new();
-    for (name, entry) in state.values() {
-        let part = Part::new(name, entry)?;
+    for (name, value) in state.values() {
+        let part = Part::new(name, value)?;
         let bytes = part
             .bytes()
             .map_err(|error| refused(CacheError::Backend(Box::new(error))))?;
@@ -118,16 +118,16 @@ fn write_aside(
     std::fs::rename(&temporary, path)
 }
 
-/// An entry as safetensors writes it.
+/// A value of a state as safetensors writes it.
 struct Part<'a> {
-    entry: &'a StateValue,
+    value: &'a StateValue,
     dtype: Dtype,
     shape: Vec<usize>,
 }
 
 impl<'a> Part<'a> {
-    fn new(name: &str, entry: &'a StateValue) -> Result<Self, SessionError> {
-        let (dtype, shape) = match entry {
+    fn new(name: &str, value: &'a StateValue) -> Result<Self, SessionError> {
+        let (dtype, shape) = match value {
             StateValue::Tensor(tensor) => {
                 let unwritable = |dtype| SessionError::Dtype {
                     name: name.into(),
@@ -144,14 +144,14 @@ impl<'a> Part<'a> {
             StateValue::Floats(values) => (Dtype::F32, vec![values.len()]),
         };
         Ok(Self {
-            entry,
+            value,
             dtype,
             shape,
         })
     }
 
     fn bytes(&self) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
-        Ok(match self.entry {
+        Ok(match self.value {
             StateValue::Tensor(tensor) => tensor_bytes(tensor.clone())?,
             StateValue::Integers(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             StateValue::Ids(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -206,8 +206,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("chat");
         std::fs::write(&path, "old").expect("a file");
-        let entry = StateValue::Ids(vec![7]);
-        let parts = vec![("ids", Part::new("ids", &entry).expect("ids can be written"))];
+        let value = StateValue::Ids(vec![7]);
+        let parts = vec![("ids", Part::new("ids", &value).expect("ids can be written"))];
         let sync = |_: &File| Err(io::Error::other("no disk"));
         let failed = write(&path, parts, Facts::default(), sync);
         let text = failed.as_ref().expect_err("it was not synced").to_string();

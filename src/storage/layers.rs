@@ -12,12 +12,13 @@ use crate::{
 /// The keys and values of every layer, one [`StepTracker`], and the bytes of all.
 ///
 /// It is a [`CacheBackend`] that evicts nothing by itself: a backend around it forwards to it and calls
-/// [`retain`](Self::retain) when something has to go. All KV heads of a layer hold the same entries. Sliding-window layers
-/// keep what their window needs. It asks attention for nothing; a backend that needs reports is a
+/// [`retain`](Self::retain) when it evicts. All KV heads of a layer hold the same entries. Sliding-window layers keep
+/// what their window needs. It requests no reports. A backend that needs reports is a
 /// [`Policy`](crate::policy::Policy).
 ///
-/// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an entry
-/// is its position. Appends happen in place, unless the buffers must grow; they grow by whole blocks of 512 slots.
+/// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an
+/// entry is its position. Appends happen in place, unless the buffers must grow; they grow by whole blocks of 512
+/// slots.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -92,6 +93,12 @@ impl LayerStores {
 
     /// In full-attention layers, evicts the entries for which `keep(sequence, position)` is false, and frees the
     /// buffers' slack.
+    ///
+    /// Call it after [`commit`](CacheBackend::commit), outside of drafts. Attention must still read the entries of an
+    /// open step, and a draft must be reversible.
+    ///
+    /// # Cost
+    /// One pass over the slots, and a copy of a layer if a block becomes free.
     pub fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
         for layer in 0..self.layers.len() {
             if !self.shape().slides(layer) {

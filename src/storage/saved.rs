@@ -1,4 +1,4 @@
-//! A layer store as entries of a state, and back.
+//! A layer store as values of a state, and back.
 
 use super::{layer::LayerStore, slots::Slots};
 use crate::{
@@ -138,8 +138,8 @@ impl LayerStore {
         Ok(store)
     }
 
-    /// Whether every sequence that has tokens holds some. A sliding-window layer of 1 need not; in the others
-    /// [`restored`](Self::restored) has looked for what the window shows.
+    /// Whether every sequence with tokens holds an entry. A sliding-window layer of window 1 need not;
+    /// [`restored`](Self::restored) has checked the others.
     pub(crate) fn holds_some(&self, lengths: &[usize]) -> bool {
         let lists = self.lists();
         let mut slots = self.slots.iter().enumerate();

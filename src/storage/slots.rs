@@ -224,8 +224,8 @@ impl Slots {
         }
     }
 
-    /// Frees the slots of positions below `oldest` and moves the others down by whole blocks, as far as they can. Returns
-    /// by how many slots they moved.
+    /// Frees the slots of positions below `oldest` and moves the others down by whole blocks, as far as they can.
+    /// Returns by how many slots they moved.
     pub(crate) fn slide(&mut self, oldest: usize) -> usize {
         self.retain(|position| position >= oldest);
         let Placement::Anchored { base } = &mut self.placement else {
@@ -258,7 +258,8 @@ impl Slots {
         }
     }
 
-    /// Runs of consecutive slots that hold consecutive positions for which `keep` is true, in rising order of positions.
+    /// Runs of consecutive slots that hold consecutive positions for which `keep` is true, in rising order of
+    /// positions.
     pub(crate) fn runs(&self, keep: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         for (slot, &position) in self.held.iter().enumerate() {
@@ -291,8 +292,8 @@ impl Slots {
             .collect()
     }
 
-    /// Frees the slots of positions `to .. length`, the newest, and returns them as runs. Where slots are in the order of
-    /// positions, only these slots are visited.
+    /// Frees the slots of positions `to .. length`, the newest, and returns them as runs. Where slots are in the order
+    /// of positions, only these slots are visited.
     pub(crate) fn truncate(&mut self, to: usize, length: usize) -> Vec<Range<usize>> {
         let base = match self.placement {
             Placement::Lowest { .. } => 0,
@@ -303,9 +304,9 @@ impl Slots {
             let mut held = held.iter().zip(newest.start + base..);
             to >= base && held.all(|(&position, expected)| position == expected)
         });
-        let look_at = if in_order { newest } else { 0..self.held.len() };
+        let visited = if in_order { newest } else { 0..self.held.len() };
         let mut freed: Vec<Range<usize>> = Vec::new();
-        for slot in look_at {
+        for slot in visited {
             if self.held[slot] == Positions::EMPTY || self.held[slot] < to {
                 continue;
             }
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn an_anchored_slot_stands_for_its_position_and_moves_by_whole_pieces() {
+    fn an_anchored_slot_follows_its_position_and_moves_by_blocks() {
         let mut slots = Slots::anchored();
         let positions: Vec<usize> = (KV_BLOCK - 2..2 * KV_BLOCK + 1).collect();
         assert_eq!(slots.needed(&positions), 2 * KV_BLOCK + 1);
@@ -469,7 +470,7 @@ mod tests {
         assert_eq!(
             slots.slide(KV_BLOCK - 1),
             0,
-            "a piece is in use to its last row"
+            "the block is in use to its last slot"
         );
         assert_eq!(slots.slide(KV_BLOCK + 3), KV_BLOCK);
         assert_eq!(

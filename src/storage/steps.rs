@@ -46,7 +46,8 @@ struct OpenStep {
 }
 
 impl StepTracker {
-    /// For a cache of a model of this shape that has processed these many tokens of every sequence; none for an empty one.
+    /// For a cache of a model of this shape that has processed these many tokens of every sequence; none for an empty
+    /// one.
     #[must_use]
     pub fn new(shape: &ModelShape, lengths: Vec<usize>) -> Self {
         Self {

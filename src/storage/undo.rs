@@ -23,8 +23,8 @@ impl StepTracker {
         Ok(())
     }
 
-    /// Closes the draft, and returns the length of every sequence when it began, or nothing if there was no sequence yet.
-    /// Its tokens stay until they are [truncated](Self::truncate).
+    /// Closes the draft, and returns the length of every sequence when it began, or nothing if there was no sequence
+    /// yet. Its tokens stay until they are [truncated](Self::truncate).
     ///
     /// # Errors
     /// [`Poisoned`](CacheError::Poisoned), [`NoDraft`](CacheError::NoDraft).

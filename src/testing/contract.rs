@@ -15,7 +15,7 @@ pub(super) const AMPLE: usize = 1024;
 /// How a backend is built, and what it claims.
 ///
 /// The budget is the number of entries that the backend may hold between steps in every full-attention layer:
-/// [`TIGHT`] or [`AMPLE`]. A backend without a budget ignores it.
+/// 8 or 1,024. A backend without a budget ignores it.
 ///
 /// ```
 /// use kv_direct::policy::{SnapKv, SnapKvConfig};
