@@ -35,8 +35,8 @@ mod batches;
 mod bits;
 mod contract;
 mod drafts;
-mod keeping;
-mod life;
+mod held;
+mod independence;
 mod memory;
 mod models;
 mod reading;
@@ -99,12 +99,12 @@ macro_rules! contract_tests {
             @$what $given
             reading the_newest_entries_are_readable
             reading entries_are_returned_as_stored
-            keeping cached_is_what_the_next_step_reads
-            keeping the_budget_holds_after_each_step
+            held cached_is_what_the_next_step_reads
+            held the_budget_holds_after_each_step
             bits an_ample_budget_equals_full_kv
             bits bits_repeat
-            life a_cleared_cache_is_as_new
-            life caches_are_independent
+            independence a_cleared_cache_is_as_new
+            independence caches_are_independent
             refusals a_refused_call_changes_nothing
             refusals a_failed_step_needs_a_clear
             memory memory_is_what_is_held

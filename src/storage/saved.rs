@@ -73,11 +73,39 @@ impl LayerStore {
         );
         let keys = state.tensor(&name("keys"), [batch, heads, width, end], shape.dtype)?;
         let values = state.tensor(&name("values"), [batch, heads, end, width], shape.dtype)?;
-        let bases = match store.window {
+        store.restore_slots(layer, lengths, &held, state)?;
+        store.check_windows(layer, lengths)?;
+        let whole = end.next_multiple_of(KV_BLOCK);
+        let capacity = store.limit.map_or(whole, |limit| whole.min(limit)).max(end);
+        let options = (&keys.device(), keys.dtype());
+        let at = [0..batch, 0..heads, 0..width, 0..end];
+        let keys = zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
+        let at = [0..batch, 0..heads, 0..end, 0..width];
+        let values = zeros([batch, heads, capacity, width], options).slice_assign(at, values);
+        store.buffers = Some((keys, values));
+        store
+            .slots
+            .iter_mut()
+            .for_each(|slots| slots.grow(capacity));
+        Ok(store)
+    }
+
+    /// Takes the slots and their scores from a state, for sequences of these lengths. `held` has the positions in all
+    /// lists, one list after the other.
+    fn restore_slots(
+        &mut self,
+        layer: usize,
+        lengths: &[usize],
+        held: &[usize],
+        state: &State,
+    ) -> Result<(), CacheError> {
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        let lists = self.lists() * lengths.len();
+        let bases = match self.window {
             None => vec![None; lists],
             Some(_) => {
-                store.from = state.positions(&name("from"))?;
-                if store.from.len() != batch {
+                self.from = state.positions(&name("from"))?;
+                if self.from.len() != lengths.len() {
                     return Err(wrong(
                         &name("from"),
                         "it has not one number for every sequence",
@@ -103,39 +131,33 @@ impl LayerStore {
         if !scores.is_empty() && scores.len() != held.len() {
             return Err(wrong(&name("scores"), "there is not one for every slot"));
         }
+        let end = held.len() / lists;
         let slots = held.chunks_exact(end).zip(bases).enumerate();
         let slots = slots.map(|(list, (held, base))| {
             let scores = scores.get(list * end..(list + 1) * end).unwrap_or_default();
-            let length = lengths[list / store.lists()];
-            Slots::restored(held, scores, store.slides().then_some(base), length)
+            let length = lengths[list / self.lists()];
+            Slots::restored(held, scores, self.slides().then_some(base), length)
                 .map_err(|problem| wrong(&name("slots"), problem))
         });
-        store.slots = slots.collect::<Result<_, _>>()?;
-        for (sequence, &length) in lengths.iter().enumerate().filter(|_| store.slides()) {
-            let visible = store.from[sequence]..length;
-            if store.from[sequence] > length
-                || store.shortest(sequence) > length
-                || !store.slots[sequence].holds_all(visible)
+        self.slots = slots.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Checks that a sliding-window layer holds every entry within its window.
+    fn check_windows(&self, layer: usize, lengths: &[usize]) -> Result<(), CacheError> {
+        for (sequence, &length) in lengths.iter().enumerate().filter(|_| self.slides()) {
+            let visible = self.from[sequence]..length;
+            if self.from[sequence] > length
+                || self.shortest(sequence) > length
+                || !self.slots[sequence].holds_all(visible)
             {
                 return Err(wrong(
-                    &name("slots"),
+                    &format!("layer.{layer}.slots"),
                     "an entry within the layer's window is missing",
                 ));
             }
         }
-        let whole = end.next_multiple_of(KV_BLOCK);
-        let capacity = store.limit.map_or(whole, |limit| whole.min(limit)).max(end);
-        let options = (&keys.device(), keys.dtype());
-        let at = [0..batch, 0..heads, 0..width, 0..end];
-        let keys = zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
-        let at = [0..batch, 0..heads, 0..end, 0..width];
-        let values = zeros([batch, heads, capacity, width], options).slice_assign(at, values);
-        store.buffers = Some((keys, values));
-        store
-            .slots
-            .iter_mut()
-            .for_each(|slots| slots.grow(capacity));
-        Ok(store)
+        Ok(())
     }
 
     /// Whether every sequence with tokens holds an entry. A sliding-window layer of window 1 need not;

@@ -1,4 +1,4 @@
-//! Laws of a cache's life: clearing and forking, and several caches on one decoder.
+//! Laws of clearing and forking.
 
 use burn::tensor::Device;
 
