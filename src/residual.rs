@@ -50,7 +50,7 @@ use crate::{
 ///
 /// What is dropped is always a prefix. An entry depends only on the tokens before it, so ids or residuals from the
 /// start of the text are enough to rebuild it. At each layer the residual of the old tokens is projected to keys and
-/// values, attention reads them together with the stored entries, and the block carries the residual to the next layer.
+/// values. Attention reads them together with the stored entries, and the block carries the residual to the next layer.
 /// Only one layer's old entries exist at a time. Bits repeat because everything goes through the routines of
 /// [`exact`](crate::exact), and the [`Conformance`] report says whether these repeat bits on the device. Where they do
 /// not, entries are rebuilt and compared before they are dropped, and stay where a bit differs
@@ -60,8 +60,9 @@ use crate::{
 /// full-attention layer comes after it.
 ///
 /// # Cost
-/// For `T` tokens of which `E = T - hot` are old, `L` full-attention layers, `kv = kv_heads · head_dim`, `d = hidden`,
-/// and elements of `b` bytes:
+/// For `T` tokens of which `E = T - hot` are old, `L` full-attention layers, and elements of `b` bytes. A residual has
+/// `d = hidden` elements, the keys of a token at a layer have `kv = kv_heads · head_dim`.
+///
 /// * Between steps `hot · 2 · kv · L · b` for the hot entries, and what the [`Plan`] retains:
 ///   * Ids: 4 bytes a token.
 ///   * Keys and values: `2 · kv · b` bytes an old token and layer.
