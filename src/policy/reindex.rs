@@ -47,7 +47,7 @@ impl Sinks {
         let keys = &mut self.keys[layer];
         keys.resize(lengths.len(), None);
         for (sequence, keys) in keys.iter_mut().enumerate() {
-            let evicted = lengths[sequence] - store.used(sequence);
+            let evicted = lengths[sequence].saturating_sub(store.used(sequence));
             if evicted == 0 || !store.starts_with(sequence, self.count) {
                 continue;
             }

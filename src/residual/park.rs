@@ -149,20 +149,7 @@ impl ResidualCheckpoint {
             complete: self.resident.complete.iter().filter(|&&c| c).count(),
         };
         let complete = self.affordable(&lengths, &lengths, beside)?;
-        let (setup, resident) = (&self.setup, &self.resident);
-        let missing = |layer: usize| match setup.shape.slides(layer) {
-            true => resident.windows_dropped,
-            false => resident.lacks(layer),
-        };
-        self.step = StepPlan {
-            carried: resident.dropped.clone(),
-            first_held: lengths
-                .iter()
-                .map(|n| n.saturating_sub(setup.plan.hot()))
-                .collect(),
-            flow: setup.plan.flow(missing),
-            complete,
-        };
+        self.step = StepPlan::new(&self.setup, &self.resident, &lengths, complete);
         if self.resident.windows_dropped {
             self.resident.slide(&self.tracker);
         }

@@ -148,7 +148,7 @@ fn value(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValu
         _ => {
             return Err(CacheError::State {
                 value: name.into(),
-                problem: "no entry has this dtype and rank",
+                problem: "no value has this dtype and rank",
             });
         }
     };
