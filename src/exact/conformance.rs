@@ -133,8 +133,8 @@ impl Conformance {
     /// a real model compare all 49,152 columns of its head.
     ///
     /// # Cost
-    /// For every linear layer, one product of 257 rows and as many again in small calls. That is half a second for a
-    /// model of 135 M parameters. The caches of one model can share the result.
+    /// For every linear layer, one product of 515 rows, and several times as many in smaller calls. That
+    /// is half a second for a model of 135 M parameters. The caches of one model can share the result.
     ///
     /// # Panics
     /// If `kv_heads` is 0 or does not divide `heads`.
