@@ -55,7 +55,7 @@ impl<P: Policy> Evicting<P> {
         self.stores.evict(layer, beside, |store| {
             for (index, kv_head, slots) in store.lists_mut() {
                 let sequence = &sequences[index];
-                if sequence.prompt.is_none() && policy.remembers() > 0 {
+                if remembered_queries(policy, sequence) > 0 {
                     continue;
                 }
                 let mut queries = remembered.of(layer, index);
@@ -74,11 +74,8 @@ impl<P: Policy> Evicting<P> {
     pub(super) fn remember(&mut self, layer: usize, new: &[Vec<Query<'_>>]) {
         let heads = self.stores.shape().kernels.heads;
         for (index, queries) in new.iter().enumerate() {
-            let Sequence { prompt, length, .. } = self.sequences[index];
-            let count = match prompt {
-                None => self.policy.remembers(),
-                Some(_) => 0,
-            };
+            let sequence = &self.sequences[index];
+            let (count, length) = (remembered_queries(&self.policy, sequence), sequence.length);
             let newest = &queries[queries.len().saturating_sub(count)..];
             self.remembered.add(layer, index, newest, heads, length);
             self.remembered.keep_newest(layer, index, count);
@@ -171,16 +168,19 @@ impl<P: Policy> Evicting<P> {
                 self.evict(layer, &[], 2 * self.remembered.bytes());
             }
             for (index, sequence) in self.sequences.iter().enumerate() {
-                let unfinished = sequence.prompt.is_none();
-                let count = if unfinished {
-                    self.policy.remembers()
-                } else {
-                    0
-                };
+                let count = remembered_queries(&self.policy, sequence);
                 self.remembered.keep_newest(layer, index, count);
             }
         }
         self.evict_unobserved();
+    }
+}
+
+/// How many queries of a sequence are remembered: none once its prompt is over.
+fn remembered_queries(policy: &impl Policy, sequence: &Sequence) -> usize {
+    match sequence.prompt {
+        None => policy.remembers(),
+        Some(_) => 0,
     }
 }
 
