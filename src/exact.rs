@@ -18,21 +18,37 @@
 mod conformance;
 
 mod attention;
+#[cfg(feature = "flex")]
+mod flex;
+mod gated;
+#[cfg(feature = "flex")]
+mod kernels;
 mod linear;
 mod norm;
 mod observed;
+#[cfg(feature = "flex")]
+mod ops;
+#[cfg(feature = "flex")]
+mod packed;
 mod pool;
+mod rotate;
+mod weight;
 mod zeros;
 
+#[cfg(feature = "flex")]
+pub use self::kernels::SimdLevel;
 #[cfg(feature = "model")]
-pub(crate) use self::pool::both;
+pub(crate) use self::weight::Packing;
 pub(crate) use self::{attention::attention_scratch, pool::in_pool, zeros::zeros};
 pub use self::{
     attention::{AttentionParams, attention},
     conformance::{Check, CheckKind, Conformance, KernelShapes, Subject},
+    gated::{Activation, gated},
     linear::linear,
     norm::rms_norm,
     observed::{attention_with_column_sums, attention_with_last_queries},
+    rotate::rotate,
+    weight::Weight,
 };
 
 /// Slots in a block of keys, and elements that a reduction covers before its result is added to the others. Up to

@@ -17,7 +17,7 @@ mod weights;
 
 use std::{fmt, ops::Range, sync::OnceLock};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 
 use self::{
     attention::StepAt,
@@ -26,14 +26,15 @@ use self::{
     rope::{Angles, RopeTable},
 };
 pub use self::{
-    config::{Activation, ConfigError, DecoderConfig, LayerConfig},
+    config::{ConfigError, DecoderConfig, LayerConfig},
     input::{ForwardError, Input},
     rope::{RopeConfig, RopeScaling, yarn_attention_factor},
     weights::BuildError,
 };
+pub use crate::exact::Activation;
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{Conformance, in_pool, linear, rms_norm},
+    exact::{Conformance, Weight, in_pool, linear, rms_norm},
     positions::Positions,
 };
 
@@ -59,12 +60,12 @@ pub struct Decoder {
     config: DecoderConfig,
     /// Rotary tables; layers with the same base and scaling share one.
     tables: Vec<RopeTable>,
-    /// `[vocab, hidden]`; `None` where the head is the embedding.
-    embedding: Option<Tensor<2>>,
+    /// `[hidden, vocab]`: a column for each token. The same as `head` where the two are tied.
+    embedding: Weight,
     blocks: Vec<Block>,
     final_norm: Tensor<1>,
     /// `[hidden, vocab]`.
-    head: Tensor<2>,
+    head: Weight,
     device: Device,
     /// Measured on first use.
     conformance: OnceLock<Conformance>,
@@ -124,8 +125,9 @@ impl Decoder {
         }
     }
 
+    /// The dtype in which it computes, whatever its weights are stored as.
     fn dtype(&self) -> DType {
-        self.head.dtype()
+        self.final_norm.dtype()
     }
 
     /// Runs one step and returns its logits: `[batch, tokens, vocab]`, or `[batch, 1, vocab]` if only those of each
@@ -153,8 +155,7 @@ impl Decoder {
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
         self.check_positions(step.positions())?;
         let residual = self.embed(step.tokens())?;
-        let tokens = step.positions().sequences() * step.positions().width();
-        in_pool(&self.device, tokens, || {
+        in_pool(&self.device, || {
             cache.begin(&step)?;
             let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
             cache.commit()?;
@@ -176,7 +177,7 @@ impl Decoder {
         if width == 0 {
             return Err(CacheError::EmptyStep { sequences }.into());
         }
-        let mut ids: Vec<i64> = Vec::with_capacity(sequences * width);
+        let mut ids: Vec<u32> = Vec::with_capacity(sequences * width);
         for (sequence, tokens) in tokens.iter().enumerate() {
             let unknown = |&token: &u32| token as usize >= config.vocab;
             if let Some(index) = tokens.iter().position(unknown) {
@@ -187,15 +188,10 @@ impl Decoder {
                     vocab: config.vocab,
                 });
             }
-            ids.extend(tokens.iter().map(|&token| i64::from(token)));
+            ids.extend_from_slice(tokens);
             ids.resize((sequence + 1) * width, 0);
         }
-        let ids =
-            Tensor::<1, Int>::from_data(TensorData::new(ids, [sequences * width]), &self.device);
-        let embedded = match &self.embedding {
-            Some(embedding) => embedding.clone().select(0, ids),
-            None => self.head.clone().select(1, ids).transpose(),
-        };
+        let embedded = self.embedding.columns(&ids);
         let embedded = embedded.reshape([sequences, width, config.hidden]);
         Ok(match config.embedding_scale {
             Some(scale) => embedded.mul_scalar(scale),

@@ -2,6 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 
+#[cfg(feature = "flex")]
+use super::ops;
+
 /// `x / sqrt(mean(x²) + epsilon) · weight` along the last dimension.
 ///
 /// The quotient is computed in f32 and rounded to the dtype of `x` before the weight is applied, as in Llama and
@@ -12,6 +15,8 @@ use burn::tensor::{DType, Tensor};
 /// * `x`: `[.., width]`
 /// * `weight`: `[width]`
 /// * result: like `x`
+///
+/// On `flex` in f32, squares are summed in 32 lanes that are folded by halves.
 ///
 /// # Panics
 /// If `weight` is not as wide as `x`, unless one of the two is 1 wide.
@@ -34,6 +39,10 @@ pub fn rms_norm<const D: usize>(
     weight_plus_one: bool,
 ) -> Tensor<D> {
     let dtype = x.dtype();
+    #[cfg(feature = "flex")]
+    if ops::owned(&x.device(), dtype) && weight.dims()[0] == x.dims()[D - 1] {
+        return ops::norm(x, weight, epsilon, weight_plus_one);
+    }
     let x = if dtype == DType::F32 {
         x
     } else {

@@ -9,7 +9,7 @@ use crate::{
         Replay, Span, Step,
     },
     exact::{
-        AttentionParams, attention, attention_with_column_sums, attention_with_last_queries, both,
+        AttentionParams, attention, attention_with_column_sums, attention_with_last_queries,
         rms_norm,
     },
     positions::Positions,
@@ -85,11 +85,8 @@ impl Attention {
     {
         let wanted = cache.wants(at.layer);
         let query_positions = at.step.positions();
-        let (query, projection) = both(
-            &normed,
-            || self.query.forward(normed.clone()),
-            || self.project(normed.clone(), at.angles, config),
-        );
+        let query = self.query.forward(normed.clone());
+        let projection = self.project(normed, at.angles, config);
         let span = Span::new(query_positions, residual, &projection, at.replay);
         let keys_values = cache.keys_values(at.layer, span)?;
         drop(projection);

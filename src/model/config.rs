@@ -5,7 +5,10 @@ use std::num::NonZeroUsize;
 use burn::tensor::DType;
 
 use super::rope::RopeConfig;
-use crate::{cache::ModelShape, exact::KernelShapes};
+use crate::{
+    cache::ModelShape,
+    exact::{Activation, KernelShapes},
+};
 
 /// A decoder-only transformer: pre-norm, rotary positions, grouped queries, gated feed-forward layer.
 ///
@@ -87,16 +90,6 @@ impl LayerConfig {
     pub const fn full(rope: RopeConfig) -> Self {
         Self { window: None, rope }
     }
-}
-
-/// Activation of the feed-forward gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// GELU in its tanh approximation.
-    GeluTanh,
 }
 
 impl DecoderConfig {

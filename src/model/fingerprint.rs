@@ -5,10 +5,11 @@ use std::iter::{once, once_with};
 use burn::tensor::Tensor;
 
 use super::{Decoder, linear::Linear};
-use crate::fingerprint::Fingerprint;
+use crate::{exact::Weight, fingerprint::Fingerprint};
 
 impl Decoder {
-    /// A hash of the configuration and of the bits of all weights. It identifies this decoder.
+    /// A hash of the configuration and of all weights, as the numbers that they are multiplied as. It identifies this
+    /// decoder, on every device and in every layout.
     ///
     /// # Panics
     /// If a weight cannot be read back from the device.
@@ -20,10 +21,15 @@ impl Decoder {
         fn bytes<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
             tensor.clone().into_data().as_bytes().to_vec()
         }
+        fn columns(weight: &Weight) -> Vec<u8> {
+            let all: Vec<u32> = (0..weight.dims()[1] as u32).collect();
+            bytes(&weight.columns(&all))
+        }
         fn some<const D: usize>(tensor: Option<&Tensor<D>>) -> Vec<u8> {
             tensor.map_or_else(Vec::new, bytes)
         }
-        let linear = |linear: &Linear| [bytes(&linear.weight), some(linear.bias.as_ref())].concat();
+        let linear =
+            |linear: &Linear| [columns(&linear.weight), some(linear.bias.as_ref())].concat();
         let blocks = self.blocks.iter().flat_map(|block| {
             let attention = &block.attention;
             [
@@ -41,9 +47,9 @@ impl Decoder {
             ]
         });
         let config = format!("{:?}", self.config()).into_bytes();
-        let ends = once_with(|| some(self.embedding.as_ref()))
+        let ends = once_with(|| columns(&self.embedding))
             .chain(once_with(|| bytes(&self.final_norm)))
-            .chain(once_with(|| bytes(&self.head)));
+            .chain(once_with(|| columns(&self.head)));
         Fingerprint::of(once(config).chain(ends).chain(blocks))
     }
 }

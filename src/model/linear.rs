@@ -2,11 +2,11 @@
 
 use burn::tensor::Tensor;
 
-use crate::exact::linear;
+use crate::exact::{Weight, linear};
 
-/// A linear layer: a contiguous weight `[in, out]` and an optional bias.
+/// A linear layer: a weight `[in, out]` and an optional bias.
 pub(super) struct Linear {
-    pub(super) weight: Tensor<2>,
+    pub(super) weight: Weight,
     pub(super) bias: Option<Tensor<1>>,
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use crate::positions::Positions;
+use crate::{exact::rotate, positions::Positions};
 
 /// Base and scaling of a layer's rotation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -214,7 +214,7 @@ impl RopeTable {
         };
         let half = self.frequencies.len();
         let heads = positions.heads();
-        let mut cos = Vec::with_capacity(sequences * heads * positions.width() * half * 2);
+        let mut cos = Vec::with_capacity(sequences * heads * positions.width() * half);
         let mut sin = Vec::with_capacity(cos.capacity());
         for list in 0..sequences * heads {
             for &position in positions.slots(list / heads, list % heads) {
@@ -226,11 +226,11 @@ impl RopeTable {
                 let (block, at) = (position / BLOCK, position % BLOCK * 2 * half);
                 let block = self.blocks[block].get_or_init(|| self.block(block));
                 let (cosines, sines) = block[at..at + 2 * half].split_at(half);
-                cos.extend(cosines.iter().chain(cosines));
-                sin.extend(sines.iter().map(|sine| -sine).chain(sines.iter().copied()));
+                cos.extend_from_slice(cosines);
+                sin.extend_from_slice(sines);
             }
         }
-        let shape = [sequences, heads, positions.width(), 2 * half];
+        let shape = [sequences, heads, positions.width(), half];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), (device, dtype));
         Angles {
             cos: tensor(cos),
@@ -257,8 +257,7 @@ impl RopeTable {
     }
 }
 
-/// Cosines and sines of the tokens of a step, `[batch or 1, heads or 1, tokens, head_dim]`. The sines of the first
-/// half are negated.
+/// Cosines and sines of the tokens of a step, `[batch or 1, heads or 1, tokens, head_dim / 2]`.
 #[derive(Clone)]
 pub(super) struct Angles {
     cos: Tensor<4>,
@@ -268,15 +267,7 @@ pub(super) struct Angles {
 impl Angles {
     /// Rotates `[batch, heads, tokens, head_dim]`. A pair is one element of each half of a head.
     pub(super) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = x.dims()[3] / 2;
-        let swapped = Tensor::cat(
-            vec![
-                x.clone().slice_dim(3, half..2 * half),
-                x.clone().slice_dim(3, 0..half),
-            ],
-            3,
-        );
-        x * self.cos.clone() + swapped * self.sin.clone()
+        rotate(x, &self.cos, &self.sin)
     }
 
     /// The angles that undo a rotation by `self`, its amplitude included.

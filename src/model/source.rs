@@ -4,6 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::BuildError;
+use crate::exact::{Packing, Weight};
 
 /// Where a decoder's weights come from, and the device they go to.
 pub(super) struct Source<'a, F> {
@@ -31,42 +32,22 @@ where
         Ok(tensor(data, [total], self.device))
     }
 
-    /// Reads a matrix in the layout of its source.
-    pub(super) fn matrix(
-        &mut self,
-        name: &str,
-        shape: [usize; 2],
-    ) -> Result<Tensor<2>, BuildError<E>> {
-        let mut data = Vec::with_capacity(shape[0] * shape[1]);
-        self.rows(name, &shape, shape[1], |_, rows| {
-            data.extend_from_slice(rows);
-        })?;
-        Ok(tensor(data, shape, self.device))
-    }
-
-    /// Reads matrices `[out, width]` and joins them to one contiguous `[width, sum of out]`.
-    pub(super) fn transposed(
+    /// Reads matrices `[out, width]` and joins them to one weight `[width, sum of out]`.
+    pub(super) fn weight(
         &mut self,
         parts: &[(String, usize)],
         width: usize,
-    ) -> Result<Tensor<2>, BuildError<E>> {
+    ) -> Result<Weight, BuildError<E>> {
         let total: usize = parts.iter().map(|(_, out)| out).sum();
-        let mut data = vec![0.0; width * total];
+        let mut packing = Packing::new([width, total], DType::F32, self.device);
         let mut left = 0;
         for (name, out) in parts {
             self.rows(name, &[*out, width], width, |first, rows| {
-                let count = rows.len() / width;
-                for (column, to) in data.chunks_exact_mut(total).enumerate() {
-                    let to = &mut to[left + first..][..count];
-                    let from = rows[column..].iter().step_by(width);
-                    for (to, from) in to.iter_mut().zip(from) {
-                        *to = *from;
-                    }
-                }
+                packing.set_columns(left + first, rows);
             })?;
             left += out;
         }
-        Ok(tensor(data, [width, total], self.device))
+        Ok(packing.finish())
     }
 
     /// Passes the rows of a weight to `take`, each `width` elements long. Every call receives a few rows and the

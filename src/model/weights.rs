@@ -75,13 +75,11 @@ impl Decoder {
         config.validate()?;
         let mut source = Source::new(weights, device);
         let hidden = config.hidden;
-        let whole = [config.vocab, hidden];
-        let mut head = |name: &str| source.transposed(&[(name.into(), whole[0])], hidden);
-        let (embedding, head) = if config.tied_head {
-            (None, head("embedding")?)
-        } else {
-            let head = head("head")?;
-            (Some(source.matrix("embedding", whole)?), head)
+        let mut columns = |name: &str| source.weight(&[(name.into(), config.vocab)], hidden);
+        let embedding = columns("embedding")?;
+        let head = match config.tied_head {
+            true => embedding.clone(),
+            false => columns("head")?,
         };
 
         let mut tables: Vec<(RopeConfig, RopeTable)> = Vec::new();
@@ -178,7 +176,7 @@ where
             .iter()
             .map(|name| (self.full(name), shape(name)[0]))
             .collect();
-        let weight = self.source.transposed(&parts, width)?;
+        let weight = self.source.weight(&parts, width)?;
         let biases: Vec<String> = names.iter().map(|name| format!("{name}.bias")).collect();
         Ok(Linear {
             weight,

@@ -109,7 +109,7 @@ impl Throughput {
         // A full-attention layer, if there is one: its attention grows with the context.
         let layer = shape.windows.iter().position(Option::is_none).unwrap_or(0);
         let block = |tokens: usize| {
-            in_pool(device, tokens, || {
+            in_pool(device, || {
                 let at = at(LayerIndex::new(layer));
                 Block::new(shape, device, &at, tokens).and_then(|block| block.measure(context))
             })
@@ -120,7 +120,7 @@ impl Throughput {
             for (times, tokens) in times.iter_mut().zip(CHUNKS) {
                 times.push(block(tokens)?);
             }
-            steps.push(in_pool(device, 1, || step(shape, device, context, &at))?);
+            steps.push(in_pool(device, || step(shape, device, context, &at))?);
         }
         let chunks = CHUNKS.into_iter().zip(times).map(|(tokens, times)| {
             let of = |time: fn(&Times) -> f64| middle(times.iter().map(time).collect());

@@ -79,8 +79,7 @@ impl ResidualCheckpoint {
             return Ok(ControlFlow::Continue(()));
         }
         let device = self.setup.device.clone();
-        let tokens = self.tracker.lengths().iter().sum();
-        in_pool(&device, tokens, || self.rebuild_all(at, progress))
+        in_pool(&device, || self.rebuild_all(at, progress))
     }
 
     /// Whether hot entries were dropped that a [`resume`](Self::resume), or the next step, rebuilds.

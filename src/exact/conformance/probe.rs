@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Check, CheckKind, KernelShapes};
 use crate::{
-    exact::{AttentionParams, KV_BLOCK, attention, linear, rms_norm},
+    exact::{AttentionParams, KV_BLOCK, Weight, attention, linear, rms_norm},
     positions::Positions,
 };
 
@@ -15,6 +15,7 @@ pub(super) fn run(shapes: &KernelShapes, device: &Device, dtype: DType) -> Vec<C
     for &[width, out] in &shapes.linears {
         let weight = noise.tensor([width, out.min(MOST_COLUMNS)], device, dtype);
         let x = noise.tensor([1, ROWS, width], device, dtype);
+        let weight = Weight::new(weight);
         let each = |x: Tensor<3>| linear(x, &weight);
         checks.extend(compare_rows(CheckKind::Linear, vec![width, out], x, each));
     }

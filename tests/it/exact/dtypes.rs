@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kv_direct::{
     cache::CacheError,
-    exact::{Conformance, linear},
+    exact::{Conformance, Weight, linear},
     policy::FullKv,
     residual::{ResidualCheckpoint, ResidualConfig},
 };
@@ -81,7 +81,8 @@ fn changed(dtype: DType, width: usize, numbers: impl Iterator<Item = f64>) -> (u
         let count = x.dims()[1];
         raw(x.reshape([count, width]).matmul(weight.clone()))
     };
-    let ours = |x: Tensor<3>| raw(linear(x, &weight));
+    let own = Weight::new(weight.clone());
+    let ours = |x: Tensor<3>| raw(linear(x, &own));
     let count = |product: &dyn Fn(Tensor<3>) -> Vec<u8>| {
         let all = product(x.clone());
         let all = all.chunks_exact(out * dtype.size());

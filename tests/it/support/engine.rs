@@ -6,7 +6,7 @@ use kv_direct::{
         CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay, Span,
         Step, TokenIds,
     },
-    exact::{AttentionParams, KernelShapes, attention, linear, rms_norm},
+    exact::{AttentionParams, KernelShapes, Weight, attention, linear, rms_norm},
     positions::Positions,
 };
 
@@ -30,16 +30,16 @@ pub struct Engine {
     kv_heads: usize,
     embedding: Tensor<2>,
     blocks: Vec<Block>,
-    head: Tensor<2>,
+    head: Weight,
 }
 
 struct Block {
     norms: [Tensor<1>; 2],
-    query: Tensor<2>,
-    key_value: Tensor<2>,
-    output: Tensor<2>,
-    gate_up: Tensor<2>,
-    down: Tensor<2>,
+    query: Weight,
+    key_value: Weight,
+    output: Weight,
+    gate_up: Weight,
+    down: Weight,
 }
 
 /// Noise around `centre`.
@@ -63,7 +63,7 @@ impl Engine {
     pub fn new(dtype: DType, kv_heads: usize) -> Self {
         let matrix = |seed, shape: [usize; 2]| {
             let spread = 1.5 * (3.0 / shape[0] as f64).sqrt();
-            random(seed, shape, (0.0, spread), dtype)
+            Weight::new(random(seed, shape, (0.0, spread), dtype))
         };
         let block = |seed: u64| Block {
             norms: [0, 1].map(|n| random(seed + n, [HIDDEN], (1.0, 0.3), dtype)),

@@ -1,0 +1,24 @@
+//! Kernels for the CPU, in safe Rust, over slices.
+//!
+//! Every sum has one order, whatever the number of rows, threads or vector lanes: `docs/exactness.md` gives it as
+//! formulas. A kernel is a struct with an inlined `call`, which [`SimdLevel::run`] compiles once for each set of vector
+//! instructions. Lanes are plain arrays that the compiler turns into vectors.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the lanes of several arrays at once"
+)]
+
+mod format;
+mod linear;
+mod math;
+mod rows;
+mod simd;
+pub(crate) mod threads;
+
+pub use self::simd::SimdLevel;
+pub(crate) use self::{
+    format::{Format, PANEL},
+    linear::linear,
+    rows::{gated, norm, rotate},
+};

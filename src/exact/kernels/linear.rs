@@ -1,0 +1,219 @@
+//! `x · weight` from packed panels.
+//!
+//! Each output is one chain of fused multiply-adds along the reduction, from its first element to its last. Blocks of
+//! the reduction store and reload the chain. Nothing else decides a bit.
+
+use super::{Format, PANEL, SimdLevel, threads};
+
+/// `x · weight`, `[rows, width]` to `[rows, out]`. The weight has `out.div_ceil(32)` panels of `width` rows.
+pub(crate) fn linear<F: Format>(x: &[f32], width: usize, panels: &[F], out: &mut [f32]) {
+    if width == 0 || out.is_empty() {
+        out.fill(0.0);
+        return;
+    }
+    let simd = SimdLevel::current();
+    let rows = x.len() / width;
+    let columns = out.len() / rows;
+    let parts = match rows * width * columns < WORTH_A_THREAD {
+        true => 1,
+        false => threads::count(),
+    };
+    if rows == 1 {
+        one(simd, x, panels, out, parts);
+    } else if rows < parts * ROWS {
+        few(simd, x, width, panels, out, parts);
+    } else {
+        threads::chunks(out, ROWS * columns, |chunk, out| {
+            let rows = out.len() / columns;
+            let x = &x[chunk * ROWS * width..][..rows * width];
+            many(simd, x, width, panels, out);
+        });
+    }
+}
+
+/// Multiply-adds from which waking a thread costs less than it saves.
+const WORTH_A_THREAD: usize = 1 << 17;
+/// Rows that a task computes: their accumulators for one panel fit the first-level cache beside a block of it. A
+/// multiple of the rows of every tile.
+const ROWS: usize = 48;
+/// Rows of the reduction in a block: a panel's share fits the first-level cache.
+const BLOCK: usize = 128;
+
+/// One row, in as many contiguous shares of the weight as there are threads.
+fn one<F: Format>(simd: SimdLevel, x: &[f32], panels: &[F], out: &mut [f32], parts: usize) {
+    let count = out.len().div_ceil(PANEL);
+    if parts <= 1 || count <= 1 {
+        simd.run(Row { x, panels, out });
+        return;
+    }
+    let left = (count * (parts / 2) / parts).max(1);
+    let (out_left, out_right) = out.split_at_mut(left * PANEL);
+    let (panels_left, panels_right) = panels.split_at(left * x.len() / F::ROWS);
+    threads::join(
+        || one(simd, x, panels_left, out_left, parts / 2),
+        || one(simd, x, panels_right, out_right, parts - parts / 2),
+    );
+}
+
+/// A few rows: threads share the columns.
+fn few<F: Format>(
+    simd: SimdLevel,
+    x: &[f32],
+    width: usize,
+    panels: &[F],
+    out: &mut [f32],
+    parts: usize,
+) {
+    let rows = x.len() / width;
+    let columns = out.len() / rows;
+    let share = columns.div_ceil(PANEL).div_ceil(parts) * PANEL;
+    if share >= columns {
+        many(simd, x, width, panels, out);
+        return;
+    }
+    let mut shares: Vec<Vec<f32>> = (0..columns)
+        .step_by(share)
+        .map(|from| vec![0.0; rows * share.min(columns - from)])
+        .collect();
+    threads::chunks(&mut shares, 1, |index, out| {
+        let from = index * share / PANEL * width / F::ROWS;
+        many(simd, x, width, &panels[from..], &mut out[0]);
+    });
+    for (index, part) in shares.iter().enumerate() {
+        let wide = part.len() / rows;
+        for (to, from) in out.chunks_exact_mut(columns).zip(part.chunks_exact(wide)) {
+            to[index * share..][..wide].copy_from_slice(from);
+        }
+    }
+}
+
+/// All columns of `out` for the rows of `x`, on this thread, in the tile that suits vectors and rows.
+fn many<F: Format>(simd: SimdLevel, x: &[f32], width: usize, panels: &[F], out: &mut [f32]) {
+    let rows = x.len() / width;
+    let columns = out.len() / rows;
+    macro_rules! tile {
+        ($rows:literal, $lanes:literal) => {{
+            let x = &packed::<$rows>(x, width);
+            simd.run(Rows::<F, $rows, $lanes> {
+                x,
+                width,
+                panels,
+                columns,
+                out,
+            })
+        }};
+    }
+    match (simd, rows) {
+        (_, 1) => simd.run(Row { x, panels, out }),
+        (_, 2) => tile!(2, 16),
+        (_, 3) => tile!(3, 16),
+        (_, 4) => tile!(4, 16),
+        (SimdLevel::Avx512, 12..) => tile!(12, 32),
+        _ => tile!(6, 16),
+    }
+}
+
+/// Rows side by side in groups of `R`, filled up with zeros: `[rows / R, width, R]`.
+fn packed<const R: usize>(x: &[f32], width: usize) -> Vec<[f32; R]> {
+    let rows = x.len() / width;
+    let mut packed = vec![[0.0; R]; rows.div_ceil(R) * width];
+    for (x, to) in x.chunks(R * width).zip(packed.chunks_exact_mut(width)) {
+        for (lane, row) in x.chunks_exact(width).enumerate() {
+            for (to, x) in to.iter_mut().zip(row) {
+                to[lane] = *x;
+            }
+        }
+    }
+    packed
+}
+
+/// One row times every panel.
+struct Row<'a, F> {
+    x: &'a [f32],
+    panels: &'a [F],
+    out: &'a mut [f32],
+}
+
+impl<F: Format> pulp::NullaryFnOnce for Row<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let (x, _) = self.x.as_chunks::<1>();
+        let panels = self.panels.chunks_exact(x.len() / F::ROWS);
+        for (panel, out) in panels.zip(self.out.chunks_mut(PANEL)) {
+            let mut sums = [[0.0; PANEL]];
+            add::<F, 1, PANEL>(x, panel, 0, &mut sums);
+            out.copy_from_slice(&sums[0][..out.len()]);
+        }
+    }
+}
+
+/// Groups of `R` rows times every panel, `LANES` columns at a time.
+struct Rows<'a, F, const R: usize, const LANES: usize> {
+    /// `[rows / R, width]`
+    x: &'a [[f32; R]],
+    width: usize,
+    panels: &'a [F],
+    columns: usize,
+    out: &'a mut [f32],
+}
+
+impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows<'_, F, R, LANES> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { width, columns, .. } = self;
+        let mut sums = vec![[[0.0; PANEL]; R]; self.x.len() / width];
+        let panels = self.panels.chunks_exact(width / F::ROWS);
+        for (panel, left) in panels.zip((0..columns).step_by(PANEL)) {
+            sums.fill([[0.0; PANEL]; R]);
+            for from in (0..width).step_by(BLOCK) {
+                let to = (from + BLOCK).min(width);
+                let panel = &panel[from / F::ROWS..to / F::ROWS];
+                for (x, sums) in self.x.chunks_exact(width).zip(&mut sums) {
+                    for lane in (0..PANEL).step_by(LANES) {
+                        let mut part = [[0.0; LANES]; R];
+                        for r in 0..R {
+                            part[r].copy_from_slice(&sums[r][lane..lane + LANES]);
+                        }
+                        add::<F, R, LANES>(&x[from..to], panel, lane, &mut part);
+                        for r in 0..R {
+                            sums[r][lane..lane + LANES].copy_from_slice(&part[r]);
+                        }
+                    }
+                }
+            }
+            let count = PANEL.min(columns - left);
+            let rows = self.out.chunks_exact_mut(columns);
+            for (out, sums) in rows.zip(sums.as_flattened()) {
+                out[left..left + count].copy_from_slice(&sums[..count]);
+            }
+        }
+    }
+}
+
+/// Continues the chains of `R` rows over the rows of `panel`, in `LANES` of its columns from `lane` on.
+#[inline(always)]
+fn add<F: Format, const R: usize, const LANES: usize>(
+    x: &[[f32; R]],
+    panel: &[F],
+    lane: usize,
+    sums: &mut [[f32; LANES]; R],
+) {
+    let mut chains = *sums;
+    for (x, block) in x.chunks_exact(F::ROWS).zip(panel) {
+        for (row, x) in x.iter().enumerate() {
+            let wide = block.widen(row);
+            let mut weights = [0.0; LANES];
+            weights.copy_from_slice(&wide[lane..lane + LANES]);
+            for r in 0..R {
+                for j in 0..LANES {
+                    chains[r][j] = x[r].mul_add(weights[j], chains[r][j]);
+                }
+            }
+        }
+    }
+    *sums = chains;
+}
