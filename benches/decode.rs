@@ -27,7 +27,7 @@ fn decode(criterion: &mut Criterion) {
     let (name, decoder) = model();
     let mut cache = FullKv::new(&decoder.shape());
     prefill(&decoder, &mut cache, CONTEXT);
-    // The first step beyond a whole block makes the buffers grow.
+    // The first step may make the buffers grow.
     undone_step(&decoder, &mut cache, CONTEXT);
 
     let memory = Memory::new();

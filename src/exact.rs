@@ -5,10 +5,10 @@
 //! split into steps. Stock kernels do not guarantee this: a product with one row sums in another order than a product
 //! with two. So everything that must be exact goes through this module. Nothing else in the crate multiplies matrices.
 //!
-//! * [`linear()`] cuts the reduction into parts of at most [`KV_BLOCK`] elements and adds their products in order. Up
-//!   to that length the kernels of `flex` compute one chain of fused multiply-adds, whatever the number of rows.
-//! * [`attention()`] reads keys in transposed form, and makes the queries that share a KV head the rows of one
-//!   matrix. Every operation along the keys works on blocks of [`KV_BLOCK`] slots, counted from slot 0. The last
+//! * [`linear()`] cuts the reduction into parts of at most 512 elements and adds their products in order. Up to that
+//!   length the kernels of `flex` compute one chain of fused multiply-adds, whatever the number of rows.
+//! * [`attention()`] computes every sequence by itself, and makes the queries that share a KV head the rows of one
+//!   matrix. It reads entries from [`Segment`]s, in blocks of [`ATTENTION_BLOCK`] slots, counted from slot number 0. A
 //!   block is padded where the order of a sum depends on its length. A query has one maximum over all blocks. Its
 //!   sums are added block by block, and the result is divided once.
 //! * [`rms_norm`] computes one reduction for every row.
@@ -18,6 +18,7 @@
 mod conformance;
 
 mod attention;
+mod blocks;
 #[cfg(feature = "flex")]
 mod flex;
 mod gated;
@@ -32,6 +33,7 @@ mod ops;
 mod packed;
 mod pool;
 mod rotate;
+mod segment;
 mod weight;
 mod zeros;
 
@@ -39,7 +41,12 @@ mod zeros;
 pub use self::kernels::SimdLevel;
 #[cfg(feature = "model")]
 pub(crate) use self::weight::Packing;
-pub(crate) use self::{attention::attention_scratch, pool::in_pool, zeros::zeros};
+pub(crate) use self::{
+    attention::attention_scratch,
+    pool::in_pool,
+    segment::{grown, panels, rows, whole},
+    zeros::zeros,
+};
 pub use self::{
     attention::{AttentionParams, attention},
     conformance::{Check, CheckKind, Conformance, KernelShapes, Subject},
@@ -48,9 +55,6 @@ pub use self::{
     norm::rms_norm,
     observed::{attention_with_column_sums, attention_with_last_queries},
     rotate::rotate,
+    segment::{ATTENTION_BLOCK, PANEL, Segment},
     weight::Weight,
 };
-
-/// Slots in a block of keys, and elements that a reduction covers before its result is added to the others. Up to
-/// this length, kernels for different numbers of rows agree.
-pub const KV_BLOCK: usize = 512;

@@ -1,6 +1,6 @@
 //! Positions as data: which token a slot holds, and which query may see it.
 
-use std::{fmt, num::NonZeroUsize, ops::Range, sync::Arc};
+use std::{fmt, num::NonZeroUsize, sync::Arc};
 
 /// A position for every slot of a batch, `[batch, heads, width]`, or [`EMPTY`](Self::EMPTY) where a slot holds no
 /// token.
@@ -71,21 +71,6 @@ impl Positions {
             heads: 1,
             width,
             slots: slots.into(),
-        }
-    }
-
-    /// Positions from `heads` lists for every sequence, one sequence after another. A sequence stores a single list
-    /// if, in every sequence, all heads have the same list.
-    pub(crate) fn from_lists<L: AsRef<[usize]>>(heads: usize, lists: &[L]) -> Self {
-        let agree = |list: &[L]| list.iter().all(|l| l.as_ref() == list[0].as_ref());
-        if lists.chunks(heads).all(agree) {
-            let first: Vec<&[usize]> = lists.iter().step_by(heads).map(AsRef::as_ref).collect();
-            return Self::shared(&first);
-        }
-        Self {
-            sequences: lists.len() / heads,
-            heads,
-            ..Self::shared(lists)
         }
     }
 
@@ -169,19 +154,6 @@ impl Positions {
         });
         Self {
             slots: slots.collect(),
-            ..*self
-        }
-    }
-
-    /// The same sequences, `range` of their slots.
-    pub(crate) fn narrow(&self, range: Range<usize>) -> Self {
-        let lists = self.slots.chunks(self.width.max(1));
-        Self {
-            width: range.len(),
-            slots: lists
-                .flat_map(|list| &list[range.clone()])
-                .copied()
-                .collect(),
             ..*self
         }
     }

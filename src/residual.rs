@@ -68,12 +68,12 @@ use crate::{
 ///   * Keys and values: `2 · kv · b` bytes an old token and layer.
 ///   * Residuals: `d · b` bytes a token and layer. A residual is stored from the step of its token on, because it
 ///     cannot be computed later.
-/// * Layers that hold every entry, and sliding-window layers, store them in whole blocks of 512 slots.
+/// * Buffers are whole panels of 32 slots. Those of layers that hold every entry grow by an eighth.
 /// * Within a step, in addition, about `E · (d + 2 · kv) · b` and a block of scores,
 ///   which a smaller [chunk](Plan::with_chunk) shrinks.
 /// * A step replays the `E` old tokens. From token ids that is a prefill of them, up to the last full-attention layer;
 ///   from residuals it is one norm and two projections a layer. While `T <= hot` a step costs what it costs with
-///   `FullKv`, except that buffers that are not whole blocks are copied into padded ones.
+///   `FullKv`.
 ///
 /// ```
 /// # #[cfg(feature = "model")]

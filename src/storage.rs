@@ -8,15 +8,17 @@
 //!
 //! This module evicts in sliding-window layers itself. A backend decides about full-attention layers only.
 
+mod buffers;
 mod contents;
 mod gather;
 mod layer;
 mod layers;
 mod saved;
+mod sequence;
 mod sliding;
 mod slots;
 mod steps;
 mod undo;
 
-pub(crate) use self::{gather::index, layer::LayerStore, slots::Slots};
+pub(crate) use self::{buffers::index, layer::LayerStore, slots::Slots};
 pub use self::{layers::LayerStores, steps::StepTracker};

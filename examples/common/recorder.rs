@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::Tensor;
 use kv_direct::{
     cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Span},
+    exact::Segment,
     forward_backend,
     positions::Positions,
 };
@@ -40,25 +41,31 @@ impl<C> Recorder<C> {
 
 /// Copies the returned entries, so that the cache need not share its buffers.
 fn copy(returned: &KeysValues) -> Read {
-    let [batch, heads, width, slots] = returned.keys().dims();
-    let floats = |tensor: Tensor<4>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
-    let keys = floats(returned.keys().clone().permute([0, 3, 1, 2]));
-    let values = floats(returned.values().clone().permute([0, 2, 1, 3]));
-    let of_head = |sequence: usize, head: usize| {
-        let positions = returned.positions().slots(sequence, head);
-        let at = |all: &[f32], slot: usize| {
-            all[((sequence * slots + slot) * heads + head) * width..][..width].to_vec()
-        };
-        let used = (0..slots).filter(|&slot| positions[slot] != Positions::EMPTY);
-        let mut read: Vec<ReadEntry> = used
-            .map(|slot| (positions[slot], at(&keys, slot), at(&values, slot)))
-            .collect();
+    let sequences = returned.sequences().iter();
+    sequences.map(|segments| of_sequence(segments)).collect()
+}
+
+fn of_sequence(segments: &[Segment]) -> Vec<Vec<ReadEntry>> {
+    let floats = |tensor: Tensor<3>| -> Vec<f32> { tensor.try_into_vec_as().unwrap_or_default() };
+    let heads = segments
+        .first()
+        .map_or(0, |segment| segment.values().dims()[0]);
+    let mut read: Vec<Vec<ReadEntry>> = vec![Vec::new(); heads];
+    for segment in segments {
+        let [_, slots, width] = segment.values().dims();
+        let (keys, values) = (floats(segment.key_rows()), floats(segment.values().clone()));
+        for (head, read) in read.iter_mut().enumerate() {
+            let at =
+                |all: &[f32], slot: usize| all[(head * slots + slot) * width..][..width].to_vec();
+            let entries = segment.positions(head).iter().enumerate();
+            let used = entries.filter(|&(_, &position)| position != Positions::EMPTY);
+            read.extend(used.map(|(slot, &p)| (p, at(&keys, slot), at(&values, slot))));
+        }
+    }
+    for read in &mut read {
         read.sort_by_key(|(position, ..)| *position);
-        read
-    };
-    (0..batch)
-        .map(|sequence| (0..heads).map(|head| of_head(sequence, head)).collect())
-        .collect()
+    }
+    read
 }
 
 impl<C> CacheBackend for Recorder<C>

@@ -78,7 +78,7 @@ pub(crate) struct Round {
     tokens: usize,
     /// Bytes of the keys and values of all chats at its end.
     keys_values: usize,
-    /// Bytes of the `FullKv`s that hold them, which grow by whole blocks.
+    /// Bytes of the `FullKv`s that hold them, slack included.
     full: usize,
     /// Bytes that the sessions hold after the turn that leaves most.
     held: usize,
@@ -229,8 +229,8 @@ fn medians(rows: &[[f64; 3]]) -> Option<[f64; 3]> {
 
 /// What the columns mean, and what they do not.
 const LEGEND: &str = "
-KV: keys and values of all chats; FullKv: what a FullKv for each chat holds. These grow by whole blocks of 512
-tokens. parked: all bytes of all chats, after the turn that left most; peak: the most held within the round, with
+KV: keys and values of all chats; FullKv: what a FullKv for each chat holds. These grow by an eighth, in panels
+of 32 tokens. parked: all bytes of all chats, after the turn that left most; peak: the most held within the round, with
 the scratch of the active chat. resident: chats that hold keys and values at the end of the round. resume, to first
 (token), anew (a prefill of the whole text with an empty FullKv, same logits): one chat of the round.
 A resume is a prefill of the ids, so it costs about as much as a prefill of the whole text.

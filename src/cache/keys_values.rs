@@ -1,83 +1,100 @@
 //! Everything attention may read at one layer.
 
-use burn::tensor::Tensor;
+use crate::{
+    cache::CacheError,
+    exact::{PANEL, Segment},
+};
 
-use crate::{cache::CacheError, exact::KV_BLOCK, positions::Positions};
-
-/// Everything attention may read at one layer. Drop it before the next call of the cache: while it lives, the
-/// next append copies.
+/// Everything attention may read at one layer: for every sequence a short list of [`Segment`]s. Drop it before the next
+/// call of the cache: while it lives, the next append copies.
 ///
-/// Slots may be in any order. `positions` names the token in each slot, or [`Positions::EMPTY`] for a free slot.
+/// Slots may be in any order. The position of each names its token. A sequence without entries has no segment.
 ///
 /// # Shapes
-/// Keys are transposed, `[batch, kv_heads, head_dim, slots]`. Values are `[batch, kv_heads, slots, head_dim]`.
-/// `slots` is a multiple of [`KV_BLOCK`]. Free slots must store finite numbers. Both tensors must have this
-/// layout in memory: other kernels read a transposed view, and their sums have other bits.
+/// Those of [`Segment`], with the same `kv_heads` and `head_dim` in all.
 #[derive(Debug)]
 pub struct KeysValues {
-    keys: Tensor<4>,
-    values: Tensor<4>,
-    positions: Positions,
+    sequences: Vec<Vec<Segment>>,
 }
 
 impl KeysValues {
-    /// Keys, values and the position of every slot.
+    /// The segments of every sequence.
     ///
     /// # Errors
-    /// [`Shape`](CacheError::Shape) if the three do not fit one another, or if the slots are not whole blocks.
-    pub fn new(
-        keys: Tensor<4>,
-        values: Tensor<4>,
-        positions: Positions,
-    ) -> Result<Self, CacheError> {
-        let [batch, kv_heads, head_dim, slots] = keys.dims();
-        let whole = slots.next_multiple_of(KV_BLOCK).max(KV_BLOCK);
-        let heads = if positions.heads() == 1 { 1 } else { kv_heads };
-        let position_dims = [positions.sequences(), positions.heads(), positions.width()];
-        let parts: [(_, &[usize], &[usize]); 3] = [
-            ("keys", &[batch, kv_heads, head_dim, whole], &keys.dims()),
-            (
-                "values",
-                &[batch, kv_heads, slots, head_dim],
-                &values.dims(),
-            ),
-            (
-                "positions of the slots",
-                &[batch, heads, slots],
-                &position_dims,
-            ),
-        ];
-        for (what, expected, found) in parts {
-            if expected != found {
-                return Err(CacheError::Shape {
-                    what,
-                    expected: expected.to_vec(),
-                    found: found.to_vec(),
-                });
+    /// [`Shape`](CacheError::Shape) if keys, values and positions of a segment do not fit one another, if segments
+    /// differ in heads or width, if one does not start at a whole panel, or if slots in use overlap. The first slot in
+    /// use of a segment must have a higher number than the last one of the segment before.
+    pub fn new(sequences: Vec<Vec<Segment>>) -> Result<Self, CacheError> {
+        let first = sequences.iter().flatten().next();
+        let like = first.map(|segment| segment.values().dims());
+        for segments in &sequences {
+            let mut free = 0;
+            for segment in segments {
+                check(segment, like.unwrap_or_default())?;
+                if segments.len() == 1 {
+                    continue;
+                }
+                let Some(used) = segment.used() else { continue };
+                let first = segment.start().saturating_add(used.start);
+                require(
+                    "the first slot in use of a segment",
+                    &[first.max(free)],
+                    &[first],
+                )?;
+                free = segment.start().saturating_add(used.end);
             }
         }
-        Ok(Self {
-            keys,
-            values,
-            positions,
-        })
+        Ok(Self { sequences })
     }
 
-    /// Keys, `[batch, kv_heads, head_dim, slots]`.
+    /// The segments of every sequence.
     #[must_use]
-    pub const fn keys(&self) -> &Tensor<4> {
-        &self.keys
+    pub fn sequences(&self) -> &[Vec<Segment>] {
+        &self.sequences
     }
 
-    /// Values, `[batch, kv_heads, slots, head_dim]`.
+    /// The segments of one sequence.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
     #[must_use]
-    pub const fn values(&self) -> &Tensor<4> {
-        &self.values
+    pub fn segments(&self, sequence: usize) -> &[Segment] {
+        &self.sequences[sequence]
     }
+}
 
-    /// The position of every slot.
-    #[must_use]
-    pub const fn positions(&self) -> &Positions {
-        &self.positions
+/// Checks one segment, with heads and width like those of `like`.
+fn check(segment: &Segment, like: [usize; 3]) -> Result<(), CacheError> {
+    let [kv_heads, _, head_dim] = like;
+    let slots = segment.slots();
+    let whole = slots.next_multiple_of(PANEL).max(PANEL);
+    require(
+        "values",
+        &[kv_heads, whole, head_dim],
+        &segment.values().dims(),
+    )?;
+    require(
+        "keys",
+        &[kv_heads, whole / PANEL, head_dim, PANEL],
+        &segment.keys().dims(),
+    )?;
+    let lists = if segment.lists() == 1 { 1 } else { kv_heads };
+    require("lists of positions", &[lists], &[segment.lists()])?;
+    for head in 0..lists {
+        let found = segment.positions(head).len();
+        require("positions of the slots", &[slots], &[found])?;
     }
+    let start = segment.start();
+    require("the start of a segment", &[start / PANEL * PANEL], &[start])
+}
+
+fn require(what: &'static str, expected: &[usize], found: &[usize]) -> Result<(), CacheError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(CacheError::Shape {
+        what,
+        expected: expected.to_vec(),
+        found: found.to_vec(),
+    })
 }

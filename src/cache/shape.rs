@@ -153,8 +153,8 @@ impl ModelShape {
         } = self.kernels;
         let element = self.dtype.size();
         let bytes = batch * tokens * element;
-        let attention =
-            2 * bytes * heads * head_dim + attention_scratch(batch, heads, tokens, slots, element);
+        let attention = 2 * bytes * heads * head_dim
+            + attention_scratch((heads, self.kv_width()), tokens, slots, element);
         let feed_forward = 3 * bytes * self.intermediate.unwrap_or(0);
         2 * bytes * self.hidden + attention.max(feed_forward)
     }

@@ -41,7 +41,7 @@ pub struct State {
 #[allow(clippy::large_enum_variant, reason = "most values are tensors")]
 pub enum StateValue {
     /// Keys, values or residuals, in the dtype of the model.
-    Tensor(Tensor<4>),
+    Tensor(Tensor<3>),
     /// Positions, lengths, counters.
     Integers(Vec<u64>),
     /// Token ids.
@@ -185,9 +185,9 @@ impl State {
     pub fn tensor(
         &self,
         name: &str,
-        dims: [usize; 4],
+        dims: [usize; 3],
         dtype: DType,
-    ) -> Result<Tensor<4>, CacheError> {
+    ) -> Result<Tensor<3>, CacheError> {
         let StateValue::Tensor(tensor) = self.value(name)? else {
             return Err(wrong(name, "it is no tensor"));
         };

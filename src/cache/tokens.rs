@@ -1,6 +1,6 @@
 //! Token ids of a batch.
 
-use crate::exact::KV_BLOCK;
+use crate::exact::grown;
 
 /// Token ids of a batch; sequences may differ in length.
 ///
@@ -57,13 +57,13 @@ impl TokenIds {
         self.iter().map(range).collect()
     }
 
-    /// Appends tokens to every sequence. Buffers grow by whole blocks, not by doubling: their slack is counted.
+    /// Appends tokens to every sequence. Buffers grow as those of entries do, not by doubling: their slack is counted.
     pub(crate) fn extend(&mut self, more: &Self) {
         self.0.resize(more.sequences(), Vec::new());
         for (ids, more) in self.0.iter_mut().zip(&more.0) {
             let length = ids.len() + more.len();
             if length > ids.capacity() {
-                ids.reserve_exact(length.next_multiple_of(KV_BLOCK) - ids.len());
+                ids.reserve_exact(grown(length) - ids.len());
             }
             ids.extend_from_slice(more);
         }
@@ -82,10 +82,10 @@ impl TokenIds {
         }
     }
 
-    /// Frees slack, except for the last block.
-    pub(crate) fn shrink_to_blocks(&mut self) {
+    /// Frees slack beyond what growing leaves.
+    pub(crate) fn shrink_slack(&mut self) {
         let sequences = self.0.iter_mut();
-        sequences.for_each(|ids| ids.shrink_to(ids.len().next_multiple_of(KV_BLOCK)));
+        sequences.for_each(|ids| ids.shrink_to(grown(ids.len())));
     }
 
     /// Frees all slack.

@@ -5,7 +5,11 @@ use std::{num::NonZeroUsize, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::{KV_BLOCK, zeros};
+use super::{
+    ATTENTION_BLOCK, PANEL, Segment,
+    blocks::{Block, Reach, blocks},
+    zeros,
+};
 use crate::positions::{Positions, visible};
 
 /// The parameters of attention in one layer.
@@ -32,70 +36,56 @@ impl AttentionParams {
     }
 }
 
-/// Softmax attention of `query` over the slots of `keys` and `values`.
+/// Softmax attention of `query` over the entries of every sequence.
 ///
-/// The result of a query depends only on that query, on the entries that it sees, and on the slots that hold them.
-/// [`visible`] decides from two positions whether a query sees a slot. A query at [`Positions::EMPTY`] is a pad: its
-/// result is finite and has no meaning. A slot at [`Positions::EMPTY`] is free: no query sees it, but it must store
-/// finite numbers.
+/// The result of a query depends only on that query, on the entries that it sees, and on the numbers of the slots that
+/// hold them. [`visible`] decides from two positions whether a query sees a slot. A query at [`Positions::EMPTY`] is a
+/// pad: its result is finite and has no meaning. A slot at [`Positions::EMPTY`] is free: no query sees it.
 ///
 /// # Shapes
 /// * `query`: `[batch, heads, tokens, head_dim]`, after rotation
-/// * `keys`: `[batch, kv_heads, head_dim, slots]`
-/// * `values`: `[batch, kv_heads, slots, head_dim]`
 /// * `query_positions`: as wide as `tokens`
-/// * `key_positions`: as wide as `slots`
+/// * `segments`: a list for each sequence, as [`Segment`] describes it. It may be empty for a sequence of pads.
 /// * result: `[batch, tokens, heads · head_dim]`
 ///
 /// Query head `h` reads KV head `h / (heads / kv_heads)`. Nothing is repeated in memory.
 ///
 /// # Cost
-/// Scores are held for 16 to 128 queries at a time: the more slots they see, the fewer queries. Blocks of slots that
-/// none of these queries sees are skipped. So are the slots of the last block behind the last visible one, in tiles of
-/// 64. Skipping changes no bit.
+/// Every sequence is computed by itself, so it costs what it costs alone. Scores are held for 16 to 128 queries at a
+/// time: the more slots they see, the fewer queries. Blocks of slots that none of these queries sees are skipped. So
+/// are the slots of a block behind its last visible one, in tiles of 64. Skipping changes no bit. The keys and values
+/// of one block are copied at a time.
 ///
 /// # Panics
-/// If the shapes do not fit one another, or `slots` is not a multiple of [`KV_BLOCK`].
+/// If the shapes do not fit one another.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use kv_direct::{exact::{AttentionParams, attention}, positions::Positions};
+/// use kv_direct::{exact::{AttentionParams, Segment, attention}, positions::Positions};
 ///
 /// let device = Device::flex();
 /// let query = Tensor::zeros([1, 2, 1, 4], &device);
-/// let keys = Tensor::zeros([1, 1, 4, 512], &device);
-/// let values = Tensor::<4>::ones([1, 1, 512, 4], &device);
-/// let mut slots = vec![Positions::EMPTY; 512];
-/// slots[..3].copy_from_slice(&[0, 1, 2]);
+/// let keys = Tensor::zeros([1, 3, 4], &device);
+/// let values = Tensor::<3>::ones([1, 3, 4], &device);
+/// let segment = Segment::from_rows(keys, values, vec![vec![0, 1, 2]], 0);
 /// let params = AttentionParams::new(0.5);
-/// let out = attention(query, &keys, &values, &Positions::shared(&[[2]]), &Positions::shared(&[slots]), &params);
+/// let out = attention(query, &Positions::shared(&[[2]]), &[vec![segment]], &params);
 /// assert_eq!(out.into_data().as_slice::<f32>().unwrap(), [1.0; 8]);
 /// ```
 #[must_use]
 pub fn attention(
     query: Tensor<4>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
     query_positions: &Positions,
-    key_positions: &Positions,
+    segments: &[Vec<Segment>],
     params: &AttentionParams,
 ) -> Tensor<3> {
-    run(
-        query,
-        keys,
-        values,
-        query_positions,
-        key_positions,
-        params,
-        |_, _, _, _| {},
-    )
+    run(query, query_positions, segments, params, |_| {})
 }
 
-/// Bytes of temporaries that [`attention`] holds for the scores of its largest block of queries, with elements of
-/// `element` bytes. A product is held twice while it is computed.
+/// Bytes of temporaries that [`attention`] holds for the scores of its largest block of queries and for one block of
+/// slots, with elements of `element` bytes. A product is held twice while it is computed.
 pub(crate) fn attention_scratch(
-    batch: usize,
-    heads: usize,
+    (heads, kv_width): (usize, usize),
     tokens: usize,
     slots: usize,
     element: usize,
@@ -103,102 +93,176 @@ pub(crate) fn attention_scratch(
     let per_query = heads * slots;
     let fewest = tokens.min(FEWEST_QUERIES) * per_query;
     let scores = (tokens.min(QUERY_BLOCK) * per_query).min(SCORES.max(fewest));
-    batch * scores * element * 2
+    2 * (scores + kv_width * slots.min(ATTENTION_BLOCK)) * element
 }
 
 /// The most queries whose scores are held at a time.
 const QUERY_BLOCK: usize = 128;
 /// The fewest queries whose scores are held at a time, however many slots they see.
 const FEWEST_QUERIES: usize = 16;
-/// The most scores of a sequence held at a time, unless [`FEWEST_QUERIES`] queries have more.
+/// The most scores held at a time, unless [`FEWEST_QUERIES`] queries have more.
 const SCORES: usize = 1 << 19;
-/// Slots that are read or skipped together. A block of slots is read up to the last tile that a query sees. Skipped
-/// slots would add zeros at the end of a reduction. Divides [`KV_BLOCK`].
-const TILE: usize = 64;
 
-/// Computes attention for one block of queries after another. `observe` receives each block of queries, the slots
-/// that it reads, the exponentials `[batch, kv_heads, group · queries, slots read]` and their sums `[.., 1]`.
+/// What a block of queries of one sequence gave.
+pub(super) struct Weighted<'a> {
+    pub(super) sequence: usize,
+    pub(super) queries: Range<usize>,
+    /// The blocks of slots that were read, and for each the exponentials `[kv_heads, group · queries, width]`.
+    pub(super) blocks: &'a [(&'a Block<'a>, Tensor<3>)],
+    /// The sums of the exponentials, `[kv_heads, group · queries, 1]`.
+    pub(super) total: &'a Tensor<3>,
+}
+
+/// Computes attention for one block of queries after another, and shows each to `observe`.
 pub(super) fn run(
     query: Tensor<4>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
     query_positions: &Positions,
-    key_positions: &Positions,
+    segments: &[Vec<Segment>],
     params: &AttentionParams,
-    mut observe: impl FnMut(Range<usize>, Range<usize>, Tensor<4>, Tensor<4>),
+    mut observe: impl FnMut(&Weighted<'_>),
 ) -> Tensor<3> {
     let [batch, heads, tokens, head_dim] = query.dims();
-    let [_, kv_heads, _, slots] = keys.dims();
-    assert!(
-        slots.is_multiple_of(KV_BLOCK),
-        "{slots} slots are not whole blocks of {KV_BLOCK}"
-    );
     assert_eq!(
-        (query_positions.width(), key_positions.width()),
-        (tokens, slots),
-        "a position for every query and slot"
+        (
+            query_positions.sequences(),
+            query_positions.width(),
+            segments.len()
+        ),
+        (batch, tokens, batch),
+        "a position for every query, and a list of segments for every sequence"
     );
-    let group = heads / kv_heads;
+    let width = heads * head_dim;
+    let (device, dtype) = (query.device(), query.dtype());
     let query = query.mul_scalar(params.scale);
-    let mut blocks = Vec::new();
-    let mut from = 0;
-    while from < tokens {
-        let most = query_positions.narrow(from..(from + QUERY_BLOCK).min(tokens));
-        let fits = queries_per_block(
-            heads,
-            visible_slots(&most, key_positions, params.window).len(),
-        );
-        let block = from..(from + fits).min(tokens);
-        from = block.end;
-        let count = block.len();
-        let at = query_positions.narrow(block.clone());
-        let read = visible_slots(&at, key_positions, params.window);
-        let grouped = query.clone().slice_dim(2, block.clone()).reshape([
-            batch,
-            kv_heads,
-            group * count,
-            head_dim,
-        ]);
-        let mut scores = grouped.matmul(keys.clone().slice_dim(3, read.clone()));
-        if let Some(cap) = params.softcap {
-            scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+    let outputs = segments.iter().enumerate().map(|(sequence, segments)| {
+        for segment in segments {
+            check(segment, heads, head_dim);
         }
-        let mask = mask(&at, &key_positions.narrow(read.clone()), params.window);
-        let mask = Tensor::<5>::from_data(mask, (&scores.device(), scores.dtype()));
-        let scores = scores.reshape([batch, kv_heads, group, count, read.len()]) + mask;
-        let scores = scores.reshape([batch, kv_heads, group * count, read.len()]);
-        let max = scores.clone().max_dim(3);
-        let weights = (scores - max).exp();
+        let positions = query_positions.slots(sequence, 0);
+        let at = [sequence..sequence + 1, 0..heads, 0..tokens, 0..head_dim];
+        let query = query.clone().slice(at).reshape([heads, tokens, head_dim]);
+        let mut parts = attend(
+            &query,
+            positions,
+            segments,
+            params,
+            |queries, blocks, total| {
+                observe(&Weighted {
+                    sequence,
+                    queries,
+                    blocks,
+                    total,
+                });
+            },
+        );
+        let computed: usize = parts.iter().map(|part| part.dims()[1]).sum();
+        if computed < tokens {
+            let shape = [1, tokens - computed, width];
+            parts.push(zeros(shape, (&device, dtype)));
+        }
+        joined(parts, 1)
+    });
+    joined(outputs.collect(), 0)
+}
 
-        let mut total: Option<Tensor<4>> = None;
-        let mut mixed: Option<Tensor<4>> = None;
-        for start in (0..read.len()).step_by(KV_BLOCK) {
-            let end = (start + KV_BLOCK).min(read.len());
-            let part = weights.clone().slice_dim(3, start..end);
-            let slots = read.start + start..read.start + end;
-            let sum = padded(part.clone()).sum_dim(3);
-            let mix = part.matmul(values.clone().slice_dim(2, slots));
+fn joined(mut parts: Vec<Tensor<3>>, dim: usize) -> Tensor<3> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, dim),
+    }
+}
+
+fn check(segment: &Segment, heads: usize, head_dim: usize) {
+    let [kv_heads, slots, width] = segment.values().dims();
+    let panels = [kv_heads, slots / PANEL, head_dim, PANEL];
+    assert!(
+        segment.keys().dims() == panels
+            && width == head_dim
+            && slots.is_multiple_of(PANEL)
+            && segment.start().is_multiple_of(PANEL)
+            && heads.is_multiple_of(kv_heads)
+            && (segment.lists() == 1 || segment.lists() == kv_heads)
+            && (0..segment.lists()).all(|head| segment.positions(head).len() == slots),
+        "a segment of {slots} slots with keys {:?} for {heads} heads of {head_dim}",
+        segment.keys().dims(),
+    );
+}
+
+/// Attention of one sequence: the queries `[heads, tokens, head_dim]`, already scaled, up to the last that is no pad.
+/// The result is in parts `[1, queries, heads · head_dim]`; it is empty where no query sees a slot.
+fn attend(
+    query: &Tensor<3>,
+    positions: &[usize],
+    segments: &[Segment],
+    params: &AttentionParams,
+    mut observe: impl FnMut(Range<usize>, &[(&Block<'_>, Tensor<3>)], &Tensor<3>),
+) -> Vec<Tensor<3>> {
+    let [heads, _, head_dim] = query.dims();
+    let real = |&position: &usize| position != Positions::EMPTY;
+    let count = positions.iter().rposition(real).map_or(0, |last| last + 1);
+    let blocks = blocks(segments);
+    let seen_by = |positions: &[usize]| {
+        let reach = reach(positions);
+        let width =
+            move |block: &Block<'_>| reach.map_or(0, |reach| block.width(reach, params.window));
+        let read = blocks.iter().map(move |block| (block, width(block)));
+        read.filter(|(_, width)| *width > 0).collect::<Vec<_>>()
+    };
+    let mut parts = Vec::new();
+    let mut from = 0;
+    while from < count {
+        let most = seen_by(&positions[from..count.min(from + QUERY_BLOCK)]);
+        let slots: usize = most.iter().map(|(_, width)| width).sum();
+        let queries = from..count.min(from + queries_per_block(heads, slots.max(1)));
+        from = queries.end;
+        let (of_block, read) = (queries.len(), seen_by(&positions[queries.clone()]));
+        let Some((first, _)) = read.first() else {
+            let options = (&query.device(), query.dtype());
+            parts.push(zeros([1, of_block, heads * head_dim], options));
+            continue;
+        };
+        let kv_heads = first.kv_heads();
+        let rows = heads / kv_heads * of_block;
+        let grouped = query
+            .clone()
+            .slice_dim(1, queries.clone())
+            .reshape([kv_heads, rows, head_dim]);
+
+        let mut max: Option<Tensor<3>> = None;
+        let mut weights: Vec<(&Block<'_>, Tensor<3>)> = Vec::new();
+        for (block, width) in read {
+            let mut scores = grouped.clone().matmul(block.keys(width));
+            if let Some(cap) = params.softcap {
+                scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+            }
+            let mask = mask(&positions[queries.clone()], block, width, params.window);
+            let mask = Tensor::<3>::from_data(mask, (&scores.device(), scores.dtype()));
+            // The query heads that share a KV head have one mask.
+            let scores = scores.reshape([kv_heads, rows / of_block, of_block * width]) + mask;
+            let scores = scores.reshape([kv_heads, rows, width]);
+            let here = scores.clone().max_dim(2);
+            max = Some(max.map_or(here.clone(), |max| max.max_pair(here)));
+            weights.push((block, scores));
+        }
+        let max = max.expect("a block is read");
+        let (mut total, mut mixed): (Option<Tensor<3>>, Option<Tensor<3>>) = (None, None);
+        for (block, weights) in &mut weights {
+            weights.inplace(|scores| (scores - max.clone()).exp());
+            let sum = padded(weights.clone()).sum_dim(2);
+            let mix = weights.clone().matmul(block.values(weights.dims()[2]));
             total = Some(total.map_or(sum.clone(), |total| total + sum));
             mixed = Some(mixed.map_or(mix.clone(), |mixed| mixed + mix));
         }
-        let (total, mixed) = total
-            .zip(mixed)
-            .expect("at least one block of slots is read");
-        observe(block, read, weights, total.clone());
+        let (total, mixed) = total.zip(mixed).expect("a block is read");
+        observe(queries, &weights, &total);
         // A sum of nothing but -0 is -0, or +0 where invisible slots added zeros. Adding 0 makes it +0 in both cases.
         let out = (mixed / total)
             .add_scalar(0.0)
-            .reshape([batch, heads, count, head_dim]);
-        blocks.push(
-            out.swap_dims(1, 2)
-                .reshape([batch, count, heads * head_dim]),
-        );
+            .reshape([heads, of_block, head_dim]);
+        let out = out.swap_dims(0, 1);
+        parts.push(out.reshape([1, of_block, heads * head_dim]));
     }
-    if blocks.len() == 1 {
-        blocks.remove(0)
-    } else {
-        Tensor::cat(blocks, 1)
-    }
+    parts
 }
 
 /// The number of queries in a block that sees this many slots.
@@ -213,83 +277,39 @@ const fn queries_per_block(heads: usize, slots: usize) -> usize {
     }
 }
 
-/// The smallest range of slots outside which no query sees a slot. It begins at the start of a block, ends at the end
-/// of a tile, and is never empty.
-fn visible_slots(
-    query_positions: &Positions,
-    key_positions: &Positions,
-    window: Option<NonZeroUsize>,
-) -> Range<usize> {
-    let (mut first, mut last) = (usize::MAX, 0);
-    for sequence in 0..query_positions.sequences() {
-        let real = || {
-            query_positions
-                .slots(sequence, 0)
-                .iter()
-                .copied()
-                .filter(|&q| q != Positions::EMPTY)
-        };
-        let (Some(low), Some(high)) = (real().min(), real().max()) else {
-            continue;
-        };
-        let reach = window.map_or(0, |window| (low + 1).saturating_sub(window.get()));
-        for head in 0..key_positions.heads() {
-            let slots = key_positions.slots(sequence, head);
-            let seen = |&position: &usize| position <= high && position >= reach;
-            if let Some(slot) = slots.iter().position(seen) {
-                first = first.min(slot);
-            }
-            if let Some(slot) = slots.iter().rposition(seen) {
-                last = last.max(slot);
-            }
-        }
-    }
-    let from = if first == usize::MAX {
-        0
-    } else {
-        first / KV_BLOCK * KV_BLOCK
-    };
-    from..(last / TILE + 1) * TILE
+/// The lowest and the highest position of these queries; nothing if all are pads.
+fn reach(positions: &[usize]) -> Option<Reach> {
+    let real = || positions.iter().copied().filter(|&p| p != Positions::EMPTY);
+    real().min().zip(real().max())
 }
 
 /// A block of slots padded with zeros, so that its sum has one order however much of it is read.
-fn padded(part: Tensor<4>) -> Tensor<4> {
-    let [batch, heads, queries, width] = part.dims();
-    if width == KV_BLOCK {
+fn padded(part: Tensor<3>) -> Tensor<3> {
+    let [heads, queries, width] = part.dims();
+    if width == ATTENTION_BLOCK {
         return part;
     }
     let options = (&part.device(), part.dtype());
-    let rest = zeros([batch, heads, queries, KV_BLOCK - width], options);
-    Tensor::cat(vec![part, rest], 3)
+    let rest = zeros([heads, queries, ATTENTION_BLOCK - width], options);
+    Tensor::cat(vec![part, rest], 2)
 }
 
-/// 0 where a query sees a slot and -∞ where it does not: `[batch or 1, heads or 1, 1, queries, slots]`.
+/// 0 where a query sees a slot and -∞ where it does not: `[1 or kv_heads, 1, queries · width]`.
 fn mask(
-    query_positions: &Positions,
-    key_positions: &Positions,
+    query_positions: &[usize],
+    block: &Block<'_>,
+    width: usize,
     window: Option<NonZeroUsize>,
 ) -> TensorData {
-    let sequences = if query_positions.sequences_agree() && key_positions.sequences_agree() {
-        1
-    } else {
-        query_positions.sequences()
-    };
-    let (heads, count, slots) = (
-        key_positions.heads(),
-        query_positions.width(),
-        key_positions.width(),
-    );
-    let mut mask = Vec::with_capacity(sequences * heads * count * slots);
-    for sequence in 0..sequences {
-        for head in 0..heads {
-            let keys = key_positions.slots(sequence, head);
-            for &query in query_positions.slots(sequence, 0) {
-                mask.extend(keys.iter().map(|&key| {
-                    let seen = query == Positions::EMPTY || visible(query, key, window);
-                    if seen { 0.0f32 } else { f32::NEG_INFINITY }
-                }));
-            }
+    let (heads, queries) = (block.positions.len(), query_positions.len());
+    let mut mask = Vec::with_capacity(heads * queries * width);
+    for keys in &block.positions {
+        for &query in query_positions {
+            mask.extend(keys[..width].iter().map(|&key| {
+                let seen = query == Positions::EMPTY || visible(query, key, window);
+                if seen { 0.0f32 } else { f32::NEG_INFINITY }
+            }));
         }
     }
-    TensorData::new(mask, [sequences, heads, 1, count, slots])
+    TensorData::new(mask, [heads, 1, queries * width])
 }

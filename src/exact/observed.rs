@@ -1,9 +1,12 @@
 //! Attention that also returns probabilities: sums over all queries, or those of the last queries.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{
-    attention::{AttentionParams, run},
+    Segment,
+    attention::{AttentionParams, Weighted, run},
     zeros,
 };
 use crate::positions::Positions;
@@ -14,65 +17,49 @@ use crate::positions::Positions;
 /// `[tokens, slots]` matrix is never held.
 ///
 /// # Shapes
-/// As [`attention()`](super::attention()). The sums are `[batch, heads, slots]`.
+/// As [`attention()`](super::attention()). The sums are `[batch, heads, slots]`, with the slots of the longest sequence.
+/// A sequence has those of its segments one after another, then zeros.
 ///
 /// # Panics
 /// As [`attention()`](super::attention()).
 #[must_use]
 pub fn attention_with_column_sums(
     query: Tensor<4>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
     query_positions: &Positions,
-    key_positions: &Positions,
+    segments: &[Vec<Segment>],
     params: &AttentionParams,
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, heads, ..] = query.dims();
-    let slots = key_positions.width();
     let device = query.device();
     let options = (&device, DType::F32);
-    let mut sums: Option<Tensor<4>> = None;
-    let out = run(
-        query,
-        keys,
-        values,
-        query_positions,
-        key_positions,
-        params,
-        |block, read, weights, total| {
-            let tokens = block.len();
-            let width = weights.dims()[3];
-            let mut factors = total
-                .cast(DType::F32)
-                .recip()
-                .reshape([batch, heads, 1, tokens]);
-            if (0..batch).any(|i| query_positions.count(i) < block.end) {
-                let real: Vec<f32> = (0..batch)
-                    .flat_map(|i| query_positions.slots(i, 0)[block.clone()].iter())
-                    .map(|&position| f32::from(u8::from(position != Positions::EMPTY)))
-                    .collect();
-                let real = TensorData::new(real, [batch, 1, 1, tokens]);
-                factors = factors * Tensor::<4>::from_data(real, options);
-            }
-            let weights = weights
-                .cast(DType::F32)
-                .reshape([batch, heads, tokens, width]);
-            let column = if tokens == 1 {
-                weights * factors
+    let mut sums = zeros([batch, heads, most_slots(segments)], options);
+    let out = run(query, query_positions, segments, params, |seen| {
+        let queries = seen.queries.len();
+        let total = seen.total.clone().cast(DType::F32);
+        let mut factors = total.recip().reshape([heads, 1, queries]);
+        let positions = &query_positions.slots(seen.sequence, 0)[seen.queries.clone()];
+        if positions.contains(&Positions::EMPTY) {
+            let real = |&position: &usize| f32::from(u8::from(position != Positions::EMPTY));
+            let real = TensorData::new(positions.iter().map(real).collect(), [1, 1, queries]);
+            factors = factors * Tensor::<3>::from_data(real, options);
+        }
+        for (slots, weights) in by_slot(seen, heads) {
+            let weights = weights.cast(DType::F32);
+            let column = if queries == 1 {
+                weights * factors.clone()
             } else {
                 // A product with the factors reads the weights once and needs no division of the weights.
-                factors.matmul(weights)
+                factors.clone().matmul(weights)
             };
-            let ranges = [0..batch, 0..heads, 0..1, read];
-            let (all, column) = match sums.take() {
-                None => (zeros([batch, heads, 1, slots], options), column),
-                Some(sums) => (sums.clone(), sums.slice(ranges.clone()) + column),
-            };
-            sums = Some(all.slice_assign(ranges, column));
-        },
-    );
-    let sums = sums.unwrap_or_else(|| zeros([batch, heads, 1, slots], options));
-    (out, sums.reshape([batch, heads, slots]))
+            let ranges = [seen.sequence..seen.sequence + 1, 0..heads, slots.clone()];
+            let column = column.reshape([1, heads, slots.len()]);
+            sums.inplace(|sums| {
+                let more = sums.clone().slice(ranges.clone()) + column;
+                sums.slice_assign(ranges, more)
+            });
+        }
+    });
+    (out, sums)
 }
 
 /// Attention, and the probabilities that each slot received from the last `last` queries of every sequence.
@@ -82,7 +69,8 @@ pub fn attention_with_column_sums(
 ///
 /// # Shapes
 /// As [`attention()`](super::attention()). The probabilities are `[batch, heads, queries, slots]`, where `queries` is
-/// the smaller of `last` and `tokens`.
+/// the smaller of `last` and `tokens`, and `slots` as in
+/// [`attention_with_column_sums`].
 ///
 /// # Cost
 /// Blocks without any of these queries cost what they cost in [`attention()`](super::attention()).
@@ -92,52 +80,56 @@ pub fn attention_with_column_sums(
 #[must_use]
 pub fn attention_with_last_queries(
     query: Tensor<4>,
-    keys: &Tensor<4>,
-    values: &Tensor<4>,
     query_positions: &Positions,
-    key_positions: &Positions,
+    segments: &[Vec<Segment>],
     params: &AttentionParams,
     last: usize,
 ) -> (Tensor<3>, Tensor<4>) {
     let [batch, heads, tokens, _] = query.dims();
-    let slots = key_positions.width();
     let last = last.min(tokens);
     let options = (&query.device(), DType::F32);
-    let mut probabilities = zeros([batch, heads, last, slots], options);
-    let together = query_positions.sequences_agree();
-    let out = run(
-        query,
-        keys,
-        values,
-        query_positions,
-        key_positions,
-        params,
-        |block, read, weights, total| {
-            for sequence in 0..if together { 1 } else { batch } {
-                let count = query_positions.count(sequence);
-                let from = block.start.max(count.saturating_sub(last));
-                let to = block.end.min(count);
-                if from >= to {
-                    continue;
-                }
-                let sequences = match together {
-                    true => 0..batch,
-                    false => sequence..sequence + 1,
-                };
-                let last_of = |tensor: &Tensor<4>| {
-                    let width = tensor.dims()[3];
-                    tensor
-                        .clone()
-                        .slice_dim(0, sequences.clone())
-                        .reshape([sequences.len(), heads, block.len(), width])
-                        .slice_dim(2, from - block.start..to - block.start)
-                };
-                let part = (last_of(&weights) / last_of(&total)).cast(DType::F32);
-                let at = last + from - count..last + to - count;
-                let ranges = [sequences, 0..heads, at, read.clone()];
-                probabilities.inplace(|all| all.slice_assign(ranges, part));
-            }
-        },
-    );
+    let mut probabilities = zeros([batch, heads, last, most_slots(segments)], options);
+    let out = run(query, query_positions, segments, params, |seen| {
+        let Weighted {
+            sequence, queries, ..
+        } = seen;
+        let count = query_positions.count(*sequence);
+        let from = queries.start.max(count.saturating_sub(last));
+        let to = queries.end.min(count);
+        if from >= to {
+            return;
+        }
+        let newest = from - queries.start..to - queries.start;
+        let total = seen.total.clone().reshape([heads, queries.len(), 1]);
+        let total = total.slice_dim(1, newest.clone());
+        for (slots, weights) in by_slot(seen, heads) {
+            let part = (weights.slice_dim(1, newest.clone()) / total.clone()).cast(DType::F32);
+            let at = last + from - count..last + to - count;
+            let part = part.reshape([1, heads, at.len(), slots.len()]);
+            let ranges = [*sequence..sequence + 1, 0..heads, at, slots];
+            probabilities.inplace(|all| all.slice_assign(ranges, part));
+        }
+    });
     (out, probabilities)
+}
+
+/// Slots of the sequence that has most.
+fn most_slots(segments: &[Vec<Segment>]) -> usize {
+    let slots = |segments: &Vec<Segment>| segments.iter().map(Segment::slots).sum();
+    segments.iter().map(slots).max().unwrap_or(0)
+}
+
+/// The exponentials `[heads, queries, slots]` of every piece that was read, with its slots in the report.
+fn by_slot(seen: &Weighted<'_>, heads: usize) -> impl Iterator<Item = (Range<usize>, Tensor<3>)> {
+    let queries = seen.queries.len();
+    seen.blocks.iter().flat_map(move |(block, weights)| {
+        let width = weights.dims()[2];
+        let weights = weights.clone().reshape([heads, queries, width]);
+        block.pieces.iter().filter_map(move |piece| {
+            let count = piece.within(width);
+            let slots = piece.index..piece.index + count;
+            let of_piece = || weights.clone().slice_dim(2, piece.at..piece.at + count);
+            (count > 0).then(|| (slots, of_piece()))
+        })
+    })
 }

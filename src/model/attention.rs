@@ -63,10 +63,8 @@ impl Attention {
         let query = self.rotated(self.query.forward(normed), angles, config);
         self.output.forward(attention(
             query,
-            keys_values.keys(),
-            keys_values.values(),
             query_positions,
-            keys_values.positions(),
+            keys_values.sequences(),
             &self.params,
         ))
     }
@@ -92,35 +90,19 @@ impl Attention {
         drop(projection);
 
         let query = self.rotated(query, at.angles, config);
-        let (keys, values) = (keys_values.keys(), keys_values.values());
-        let (key_positions, params) = (keys_values.positions(), &self.params);
+        let (segments, params) = (keys_values.sequences(), &self.params);
         let mixed = match wanted {
-            Observation::Nothing => {
-                attention(query, keys, values, query_positions, key_positions, params)
-            }
+            Observation::Nothing => attention(query, query_positions, segments, params),
             Observation::ColumnSums => {
-                let (mixed, sums) = attention_with_column_sums(
-                    query,
-                    keys,
-                    values,
-                    query_positions,
-                    key_positions,
-                    params,
-                );
+                let (mixed, sums) =
+                    attention_with_column_sums(query, query_positions, segments, params);
                 drop(keys_values);
                 cache.observe(at.layer, Observed::ColumnSums(sums))?;
                 mixed
             }
             Observation::LastQueries(last) => {
-                let (mixed, probabilities) = attention_with_last_queries(
-                    query,
-                    keys,
-                    values,
-                    query_positions,
-                    key_positions,
-                    params,
-                    last,
-                );
+                let (mixed, probabilities) =
+                    attention_with_last_queries(query, query_positions, segments, params, last);
                 drop(keys_values);
                 cache.observe(at.layer, Observed::LastQueries(probabilities))?;
                 mixed

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Throughput, throughput::attention_flops};
 use crate::{
     cache::{CacheError, ModelShape},
-    exact::KV_BLOCK,
+    exact::ATTENTION_BLOCK,
     residual::{
         Flow, Plan,
         need::{Need, StepSize, rebuilt},
@@ -27,7 +27,7 @@ pub(super) const MOST_TOKENS: usize = 1 << 24;
 /// let all = Plan::retain_top(&shape, 30)?.cost(&shape, 2000)?;
 /// let none = Plan::tokens(&shape).cost(&shape, 2000)?;
 /// assert_eq!(all.per_token, 46_080);
-/// assert_eq!((none.per_token, none.fixed), (4, 192));
+/// assert_eq!((none.per_token, none.fixed), (4, 960));
 /// assert!(none.flops > 100 * all.flops);
 /// println!("{none}");
 /// # Ok(())
@@ -221,7 +221,7 @@ fn attended(old: usize, chunk: usize, window: Option<usize>) -> usize {
     let chunks = (0..old).step_by(chunk).map(|from| {
         let end = (from + chunk).min(old).next_multiple_of(64);
         let start = window.map_or(0, |window| {
-            (from + 1).saturating_sub(window) / KV_BLOCK * KV_BLOCK
+            (from + 1).saturating_sub(window) / ATTENTION_BLOCK * ATTENTION_BLOCK
         });
         chunk * (end - start)
     });

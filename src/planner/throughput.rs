@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     cache::{CacheError, KeysValues, LayerIndex, ModelShape, Projection, Replay},
-    exact::{KV_BLOCK, in_pool},
+    exact::{in_pool, whole},
     positions::Positions,
     storage::LayerStore,
 };
@@ -51,6 +51,8 @@ pub struct ChunkThroughput {
 
 /// Chunks that are measured, in tokens.
 const CHUNKS: [usize; 5] = [16, 32, 64, 128, 256];
+/// Attention is measured with these many tokens, and with a multiple of them.
+const SHORT: usize = 512;
 /// The most tokens that attention is measured with.
 const LONGEST: usize = 2048;
 /// Rounds in which every kind of call is measured once: slow moments of a shared machine pass.
@@ -178,11 +180,8 @@ pub(super) const fn attention_flops(shape: &ModelShape, slots: usize) -> usize {
 
 /// The two context lengths that attention is measured with, for a chunk of `tokens` tokens.
 fn spans(context: usize, tokens: usize) -> (usize, usize) {
-    let short = context.min(KV_BLOCK).max(tokens);
-    (
-        short,
-        (context.min(LONGEST) / KV_BLOCK * KV_BLOCK).max(short),
-    )
+    let short = context.min(SHORT).max(tokens);
+    (short, (context.min(LONGEST) / SHORT * SHORT).max(short))
 }
 
 /// Seconds of a call.
@@ -224,7 +223,7 @@ impl<'a, R: Replay> Block<'a, R> {
         let projected = median(|| {
             let entries = self.at.project(self.residual.clone(), &first)?;
             stored.vacate();
-            stored.reserve(long.next_multiple_of(KV_BLOCK), &entries);
+            stored.reserve(&[whole(long)], &entries);
             stored.append(&entries, &first);
             entries.values.into_data();
             Ok(())

@@ -185,16 +185,17 @@ fn remembered_queries(policy: &impl Policy, sequence: &Sequence) -> usize {
 }
 
 /// The queries of a report, by sequence: of `queries` queries the newest, as many as the sequence brought; or the one
-/// that stands for all of a step.
+/// that stands for all of a step. `slots` are those of each sequence.
 pub(super) fn by_sequence<'a>(
     values: &'a [f32],
     heads: usize,
     queries: Option<usize>,
-    slots: usize,
+    slots: &[usize],
     new_tokens: &[usize],
     sequences: &[Sequence],
 ) -> Vec<Vec<Query<'a>>> {
     let reported = queries.unwrap_or(1);
+    let width = slots.iter().copied().max().unwrap_or(0);
     let of_sequence = |(index, sequence): (usize, &Sequence)| {
         let count = match queries {
             Some(queries) => new_tokens[index].min(queries),
@@ -202,9 +203,9 @@ pub(super) fn by_sequence<'a>(
         };
         let query = |back: usize| Query {
             position: sequence.length.saturating_sub(back),
-            probabilities: &values[(index * heads * reported + reported - back) * slots..],
-            stride: reported * slots,
-            slots,
+            probabilities: &values[(index * heads * reported + reported - back) * width..],
+            stride: reported * width,
+            slots: slots[index],
         };
         (1..=count).rev().map(query).collect()
     };

@@ -17,7 +17,7 @@ use crate::{
 /// entries of the last step.
 ///
 /// # Cost
-/// The entries, in blocks of 512 slots that also hold those of the step. In addition 8 bytes a slot, and 4 for a score;
+/// The entries, in panels of 32 slots that also hold those of the step. In addition 8 bytes a slot, and 4 for a score;
 /// with `PER_HEAD` for each KV head. An observation is read back to the host in every full-attention layer.
 ///
 /// ```
@@ -121,7 +121,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
 
     fn observe(&mut self, layer: LayerIndex, observed: Observed) -> Result<(), CacheError> {
         self.stores.check_report(layer, &observed)?;
-        let slots = self.stores.layers[layer.index()].capacity();
+        let slots = self.stores.layers[layer.index()].capacities();
         let (queries, values) = match observed {
             Observed::ColumnSums(sums) => (None, sums.try_into_vec_as()),
             Observed::LastQueries(reported) => {
@@ -135,7 +135,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
             &values,
             self.stores.shape().kernels.heads,
             queries,
-            slots,
+            &slots,
             &self.stores.tracker().new_tokens(),
             &self.sequences,
         );
@@ -143,6 +143,7 @@ impl<P: Policy> CacheBackend for Evicting<P> {
         if self.draft.is_some() {
             let heads = self.stores.shape().kernels.heads;
             for (sequence, queries) in new.iter().enumerate() {
+                let slots = slots[sequence];
                 self.remembered.add(layer, sequence, queries, heads, slots);
             }
             let beside = self.remembered.bytes() + 2 * size_of_val(&values[..]);

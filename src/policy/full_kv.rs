@@ -11,7 +11,7 @@ use crate::cache::{ModelShape, forward_to_field};
 /// # Cost
 /// [`ModelShape::keys_values_per_token`] bytes a token, and
 /// [`keys_values_per_old_token`](ModelShape::keys_values_per_old_token) once it has left the sliding windows. Buffers
-/// grow by whole blocks of 512 tokens. Appends happen in place; a window moves on by one copy every 512 tokens.
+/// grow by an eighth, in panels of 32 slots. Appends happen in place; a window moves on by one copy every 32 tokens.
 ///
 /// ```
 /// use burn::tensor::DType;

@@ -17,7 +17,7 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// [`Irreversible`](CacheError::Irreversible).
 ///
 /// # Cost
-/// `budget` entries, in blocks of 512 slots that also hold those of the step. In addition 12 bytes a slot and KV head:
+/// `budget` entries, in panels of 32 slots that also hold those of the step. In addition 12 bytes a slot and KV head:
 /// 8 for the position and 4 for the score. Attention sums its columns block by block. The sums, `heads` numbers a slot,
 /// are read back in every full-attention layer.
 ///

@@ -8,12 +8,12 @@ use crate::{
     storage::LayerStore,
 };
 
-/// The keys of the first entries as they came in, by layer and sequence: `[1, kv_heads, sinks, head_dim]`, once they
+/// The keys of the first entries as they came in, by layer and sequence: `[kv_heads, sinks, head_dim]`, once they
 /// had to be rotated. Each rotation starts from these, so that rounding does not add up.
 #[derive(Clone)]
 pub(super) struct Sinks {
     count: usize,
-    keys: Vec<Vec<Option<Tensor<4>>>>,
+    keys: Vec<Vec<Option<Tensor<3>>>>,
 }
 
 impl std::fmt::Debug for Sinks {
@@ -51,10 +51,11 @@ impl Sinks {
             if evicted == 0 || !store.starts_with(sequence, self.count) {
                 continue;
             }
-            let keys = keys.get_or_insert_with(|| store.first_keys(sequence, self.count));
+            let keys = keys.get_or_insert_with(|| store.rows(sequence, 0..self.count).keys);
             let [from, to] =
                 [0, evicted].map(|start| Positions::contiguous(&[start], &[self.count]));
-            store.set_first_keys(sequence, replay.rotate(keys.clone(), &from, &to)?);
+            let rotated = replay.rotate(keys.clone().unsqueeze(), &from, &to)?;
+            store.set_first_keys(sequence, rotated.squeeze_dim(0));
         }
         Ok(())
     }
@@ -81,7 +82,7 @@ impl Sinks {
 
     pub(super) fn bytes(&self) -> usize {
         let held = self.keys.iter().flatten().flatten();
-        let bytes = |keys: &Tensor<4>| keys.dims().iter().product::<usize>() * keys.dtype().size();
+        let bytes = |keys: &Tensor<3>| keys.dims().iter().product::<usize>() * keys.dtype().size();
         held.map(bytes).sum()
     }
 
@@ -105,7 +106,7 @@ impl Sinks {
         shape: &ModelShape,
     ) -> Result<Self, CacheError> {
         let kernels = &shape.kernels;
-        let dims = [1, kernels.kv_heads, self.count, kernels.head_dim];
+        let dims = [kernels.kv_heads, self.count, kernels.head_dim];
         let read = |layer: usize, sequence: usize| {
             let (name, store) = (name(layer, sequence), &layers[layer]);
             let evicted = store.used(sequence) < lengths[sequence];

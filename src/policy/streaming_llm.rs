@@ -15,7 +15,7 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 /// [`Irreversible`](CacheError::Irreversible). Until then the bits are those of [`FullKv`](crate::FullKv).
 ///
 /// # Cost
-/// `sinks + recent` entries, in blocks of 512 slots that also hold those of the step. With `CacheIndex` also the keys
+/// `sinks + recent` entries, in panels of 32 slots that also hold those of the step. With `CacheIndex` also the keys
 /// of the sinks once more, and their rotation in every layer and step.
 ///
 /// ```

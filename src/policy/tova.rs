@@ -14,7 +14,7 @@ use crate::cache::{CacheError, ModelShape, Observation, forward_to_field};
 /// [`FullKv`](crate::FullKv).
 ///
 /// # Cost
-/// `budget` entries, in blocks of 512 slots that also hold those of the step. A step beyond the budget reads back the
+/// `budget` entries, in panels of 32 slots that also hold those of the step. A step beyond the budget reads back the
 /// newest query's probabilities, `heads` numbers a slot in every full-attention layer. A step below it costs nothing,
 /// unless the budget is a share of a prompt of which more chunks follow. Then the newest query of each sequence is
 /// read back and remembered until its prompt ends.

@@ -10,7 +10,7 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 /// tokens were split into steps. Until then the bits are those of [`FullKv`](crate::FullKv).
 ///
 /// # Cost
-/// `size` entries, in blocks of 512 slots that also hold those of the step. Appends happen in place: a new entry
+/// `size` entries, in panels of 32 slots that also hold those of the step. Appends happen in place: a new entry
 /// takes the slot of an evicted one.
 ///
 /// ```

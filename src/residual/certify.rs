@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::cache::{KeysValues, Projection};
+use crate::{cache::Projection, storage::LayerStore};
 
 /// How many blocks were compared.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,21 +31,20 @@ impl Blocks {
     }
 }
 
-/// Whether the entries at `positions` of a chunk that starts at `start` have the bits of their slots.
+/// Whether the entries at `positions` of a chunk that starts at `start` have the bits of their slots, which are the
+/// positions. The batch has one sequence.
 pub(super) fn same(
-    stored: &KeysValues,
+    stored: &LayerStore,
     rebuilt: &Projection,
     start: usize,
     positions: Range<usize>,
 ) -> bool {
     let tokens = positions.start - start..positions.end - start;
-    let keys = stored.keys().clone().slice_dim(3, positions.clone());
-    let values = stored.values().clone().slice_dim(2, positions);
+    let stored = stored.rows(0, positions);
     let of = |tensor: &Tensor<4>| tensor.clone().slice_dim(2, tokens.clone());
-    bits(keys.swap_dims(2, 3)) == bits(of(&rebuilt.keys))
-        && bits(values) == bits(of(&rebuilt.values))
+    bits(stored.keys) == bits(of(&rebuilt.keys)) && bits(stored.values) == bits(of(&rebuilt.values))
 }
 
-fn bits(tensor: Tensor<4>) -> Vec<u8> {
+fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u8> {
     tensor.into_data().as_bytes().to_vec()
 }

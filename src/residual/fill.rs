@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     cache::{CacheError, KeysValues, Projection, Replay},
-    exact::KV_BLOCK,
+    exact::whole,
     positions::Positions,
     storage::LayerStore,
 };
@@ -32,8 +32,6 @@ pub(super) struct Filled {
     pub(super) keys_values: KeysValues,
     /// Bytes of entries that were copied to be moved.
     pub(super) copied: usize,
-    /// Bytes of `keys_values`, where it is neither the store nor the shared buffers.
-    pub(super) beside: usize,
 }
 
 impl Filling<'_> {
@@ -52,7 +50,6 @@ impl Filling<'_> {
             return Ok(Filled {
                 keys_values: store.read()?,
                 copied: used + free,
-                beside: store.padded(),
             });
         }
         let differing = self.assemble(store, all, replay)?;
@@ -75,21 +72,19 @@ impl Filling<'_> {
         Ok(Filled {
             keys_values: all.read()?,
             copied: used,
-            beside: 0,
         })
     }
 
-    /// Slots for all entries.
-    fn slots(&self) -> usize {
-        let longest = self.after.iter().copied().max().unwrap_or(0);
-        longest.next_multiple_of(KV_BLOCK)
+    /// Slots for all entries, of each sequence.
+    fn slots(&self) -> Vec<usize> {
+        self.after.iter().map(|&length| whole(length)).collect()
     }
 
     /// Stores every entry anew, in rising order.
     fn refill(&self, store: &mut LayerStore, replay: &dyn Replay) -> Result<(), CacheError> {
         let held = std::mem::replace(store, store.emptied());
         self.prefix.project(replay, |entries, positions| {
-            store.reserve(self.slots(), entries);
+            store.reserve(&self.slots(), entries);
             store.append(entries, &positions.filter(|i, p| p < self.dropped[i]));
             Ok(())
         })?;
@@ -110,7 +105,7 @@ impl Filling<'_> {
     ) -> Result<Vec<usize>, CacheError> {
         all.vacate();
         if let Some((entries, positions)) = self.new {
-            all.reserve(self.slots(), entries);
+            all.reserve(&self.slots(), entries);
             all.append(entries, positions);
         }
         let (slots, dropped, first_held) = (self.slots(), self.dropped, self.first_held);
@@ -121,7 +116,7 @@ impl Filling<'_> {
         let before = differing.clone();
         let mut held = Some(store);
         self.prefix.project(replay, |entries, positions| {
-            all.reserve(slots, entries);
+            all.reserve(&slots, entries);
             if let Some(held) = held.take() {
                 held.copy_into(all, |_, _| true);
             }
@@ -133,8 +128,7 @@ impl Filling<'_> {
                 let start = positions.slots(0, 0)[0];
                 let dropping =
                     start.max(dropped[0])..(start + positions.width()).min(first_held[0]);
-                if !dropping.is_empty()
-                    && !blocks.note(same(&all.read()?, entries, start, dropping.clone()))
+                if !dropping.is_empty() && !blocks.note(same(all, entries, start, dropping.clone()))
                 {
                     differing.extend(dropping);
                 }

@@ -1,7 +1,10 @@
 //! How many bytes a step holds at most. Byte budgets and the planner use this arithmetic.
 
 use super::{Plan, Retain};
-use crate::{cache::ModelShape, exact::KV_BLOCK};
+use crate::{
+    cache::ModelShape,
+    exact::{PANEL, grown, whole},
+};
 
 /// How large a step is. Of a batch, the longest sequence counts for all.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +68,7 @@ impl Need {
         let after = size.after;
         let layers = (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, size, layer)));
         let retained = (0..shape.layers()).filter(|&l| plan.retain(l) == Retain::Residual);
-        let ids = usize::from(plan.retains_ids()) * size_of::<u32>() * whole(after);
+        let ids = usize::from(plan.retains_ids()) * size_of::<u32>() * grown(after);
         let ids = size.sequences * ids;
         let between = layers.clone().sum::<usize>()
             + retained.count() * bytes.residuals(after.next_multiple_of(plan.chunk()))
@@ -85,7 +88,6 @@ impl Need {
             // A resume works on ids of its own.
             all + ids + replay(shape, plan, size, &bytes, moving)
         } else {
-            // Buffers that are not whole blocks are read from a padded copy.
             moving + all
         };
         Self { between, scratch }
@@ -137,7 +139,7 @@ fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving
                 2 * bytes.slots(slots) + block(flow.leaves, slots)
             }
             None => {
-                let hot = bytes.slots(whole(after).min(plan.limit(true)));
+                let hot = bytes.slots(grown(after).min(whole(plan.limit(true))));
                 hot + block(flow.leaves, whole(after))
             }
         };
@@ -154,20 +156,15 @@ fn slots(shape: &ModelShape, plan: &Plan, size: StepSize, layer: usize) -> usize
     }
     let mut complete = rebuilt(shape, plan).rev().take(size.complete_after);
     if !plan.rebuilds(layer) || complete.any(|complete| complete == layer) {
-        return whole(after);
+        return grown(after);
     }
-    whole(after).min(plan.limit(size.certified))
+    grown(after).min(whole(plan.limit(size.certified)))
 }
 
-/// Slots that a sliding window takes, with the block that it starts in and `more` entries. Windows may be as large as
+/// Slots that a sliding window takes, with the panel that it starts in and `more` entries. Windows may be as large as
 /// integers are.
 const fn beyond(window: usize, more: usize) -> usize {
-    window.saturating_add(KV_BLOCK).saturating_add(more)
-}
-
-/// This many slots as whole blocks.
-const fn whole(slots: usize) -> usize {
-    slots.next_multiple_of(KV_BLOCK)
+    window.saturating_add(PANEL).saturating_add(more)
 }
 
 /// Bytes of what a batch holds.

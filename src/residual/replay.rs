@@ -3,6 +3,7 @@
 use super::{Flow, ResidualCheckpoint, Retain, fill::Filling, prefix::Prefix};
 use crate::{
     cache::{CacheError, KeysValues, Projection, Replay},
+    exact::Segment,
     positions::{Positions, visible},
     storage::LayerStore,
 };
@@ -72,11 +73,10 @@ impl ResidualCheckpoint {
     ) -> Result<KeysValues, CacheError> {
         let prefix = self.prefix(layer, replay)?;
         let moved = self.resident.add_entries(layer, new);
-        let beside = self.resident.layers[layer].padded();
         let keys_values = self.resident.layers[layer].read()?;
-        self.count(moved + beside + prefix.bytes());
+        self.count(moved + prefix.bytes());
         if self.step.flow[layer].leaves {
-            self.carry_on(prefix, &keys_values, beside, replay)?;
+            self.carry_on(prefix, &keys_values, replay)?;
         }
         Ok(keys_values)
     }
@@ -172,26 +172,27 @@ impl ResidualCheckpoint {
         };
         let chunk = self.setup.plan.chunk();
         let projection = self.setup.shape.projection_scratch(after.len(), chunk);
-        self.count(carried + filled.beside + filled.copied + projection);
+        self.count(carried + filled.copied + projection);
         if self.step.flow[layer].leaves {
-            self.carry_on(prefix, &filled.keys_values, filled.beside, replay)?;
+            self.carry_on(prefix, &filled.keys_values, replay)?;
         }
         Ok(filled.keys_values)
     }
 
-    /// Carries old tokens through a block, so that they enter the next layer; `beside` is what is held beside them.
+    /// Carries old tokens through a block, so that they enter the next layer.
     fn carry_on(
         &mut self,
         mut prefix: Prefix,
         keys_values: &KeysValues,
-        beside: usize,
         replay: &dyn Replay,
     ) -> Result<(), CacheError> {
-        let slots = keys_values.positions().width();
+        let slots = keys_values.sequences().iter();
+        let slots = slots.map(|segments| segments.iter().map(Segment::slots).sum());
+        let slots = slots.max().unwrap_or(0);
         let (batch, chunk) = (self.step.carried.len(), self.setup.plan.chunk());
         prefix.advance(keys_values, replay)?;
         let block = self.setup.shape.block_scratch(batch, chunk, slots);
-        self.count(prefix.bytes() + beside + block);
+        self.count(prefix.bytes() + block);
         self.rebuilding.prefix = prefix;
         Ok(())
     }

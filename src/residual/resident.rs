@@ -176,12 +176,12 @@ impl Resident {
         self.windows_dropped = lengths.iter().any(|&length| length > 0);
     }
 
-    /// Frees buffers of which at most half is needed, outside of drafts. With a byte budget frees everything that is
+    /// Frees buffers of which less than half is needed, outside of drafts. With a byte budget frees everything that is
     /// not needed, always. Returns the most bytes held meanwhile.
     pub(super) fn settle(&mut self, is_draft: bool, lengths: &[usize]) -> usize {
         let has_budget = self.setup.byte_budget.is_some();
         if has_budget {
-            self.tokens.shrink_to_blocks();
+            self.tokens.shrink_slack();
         }
         let mut most = 0;
         for layer in 0..self.layers.len() {

@@ -72,8 +72,7 @@ impl Residuals {
     /// Adds the chunks of a layer to a state.
     pub(super) fn write(&self, layer: usize, state: &mut State) {
         for (chunk, residual) in self.stored.iter().enumerate() {
-            let residual = residual.clone().unsqueeze();
-            state.insert(name(layer, chunk), StateValue::Tensor(residual));
+            state.insert(name(layer, chunk), StateValue::Tensor(residual.clone()));
         }
     }
 
@@ -86,11 +85,8 @@ impl Residuals {
         state: &State,
     ) -> Result<Self, CacheError> {
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let dims = [1, lengths.len(), self.chunk, shape.hidden];
-        let chunk = |chunk| {
-            let residual = state.tensor(&name(layer, chunk), dims, shape.dtype)?;
-            Ok(residual.reshape([lengths.len(), self.chunk, shape.hidden]))
-        };
+        let dims = [lengths.len(), self.chunk, shape.hidden];
+        let chunk = |chunk| state.tensor(&name(layer, chunk), dims, shape.dtype);
         let stored = (0..longest.div_ceil(self.chunk)).map(chunk);
         Ok(Self {
             chunk: self.chunk,

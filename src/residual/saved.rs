@@ -88,7 +88,7 @@ impl Resident {
         lengths: &[usize],
     ) -> Result<(), CacheError> {
         let (shape, plan) = (&self.setup.shape, &self.setup.plan);
-        let slots = || format!("layer.{layer}.slots");
+        let slots = || format!("layer.{layer}.positions");
         let store = self.layers[layer].restored(layer, lengths, shape, state)?;
         let retained = !shape.slides(layer) && !plan.rebuilds(layer);
         if self.windows_dropped && !retained && store.capacity() > 0 {
@@ -123,7 +123,10 @@ impl Resident {
             if self.setup.byte_budget.is_some() && missing.iter().all(|&n| n == 0) {
                 self.complete[layer] = true;
             } else if *dropped.get_or_insert_with(|| missing.clone()) != missing {
-                return Err(wrong("slots", "the layers do not hold the same entries"));
+                return Err(wrong(
+                    "positions",
+                    "the layers do not hold the same entries",
+                ));
             }
         }
         self.dropped = match self.windows_dropped {

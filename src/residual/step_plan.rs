@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cache::{CacheError, Step},
-    exact::KV_BLOCK,
+    exact::PANEL,
 };
 
 /// What the open step, or a resume, does with old entries.
@@ -160,7 +160,7 @@ impl ResidualCheckpoint {
         Ok(complete)
     }
 
-    /// The most entries that a sliding-window layer holds beyond its window, to a block: those of the last step, of a
+    /// The most entries that a sliding-window layer holds beyond its window, to a panel: those of the last step, of a
     /// draft, and of steps that were undone.
     pub(super) fn beyond_windows(&self) -> usize {
         let windows = self.resident.layers.iter().zip(&self.setup.shape.windows);
@@ -169,7 +169,7 @@ impl ResidualCheckpoint {
             Some(
                 store
                     .capacity()
-                    .saturating_sub(window.saturating_add(KV_BLOCK)),
+                    .saturating_sub(window.saturating_add(PANEL)),
             )
         });
         beyond.max().unwrap_or(0)

@@ -141,10 +141,10 @@ fn value(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValu
                 words().map(f32::from_le_bytes).collect(),
             ));
         }
-        (Dtype::F64, [_, _, _, _]) => DType::F64,
-        (Dtype::F32, [_, _, _, _]) => DType::F32,
-        (Dtype::F16, [_, _, _, _]) => DType::F16,
-        (Dtype::BF16, [_, _, _, _]) => DType::BF16,
+        (Dtype::F64, [_, _, _]) => DType::F64,
+        (Dtype::F32, [_, _, _]) => DType::F32,
+        (Dtype::F16, [_, _, _]) => DType::F16,
+        (Dtype::BF16, [_, _, _]) => DType::BF16,
         _ => {
             return Err(CacheError::State {
                 value: name.into(),

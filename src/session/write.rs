@@ -160,7 +160,7 @@ impl<'a> Part<'a> {
     }
 }
 
-fn tensor_bytes(tensor: Tensor<4>) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
+fn tensor_bytes(tensor: Tensor<3>) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
     let data = tensor.try_into_data()?;
     Ok(data.as_bytes().to_vec())
 }

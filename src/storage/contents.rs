@@ -1,14 +1,14 @@
 //! What a layer store holds: positions and bytes.
 
-use super::{layer::LayerStore, slots::Slots};
-use crate::{exact::KV_BLOCK, memory::MemoryReport};
+use super::{layer::LayerStore, sequence::SequenceStore, slots::Slots};
+use crate::memory::MemoryReport;
 
 impl LayerStore {
     /// Positions held, rising, by sequence and, where they differ, by KV head.
     pub(crate) fn cached(&self) -> Vec<Vec<Vec<usize>>> {
-        let sequences = self.slots.chunks(self.lists());
+        let sequences = self.sequences.iter();
         let mut cached: Vec<Vec<Vec<usize>>> = sequences
-            .map(|lists| lists.iter().map(Slots::cached).collect())
+            .map(|store| store.lists.iter().map(Slots::cached).collect())
             .collect();
         let shared = |lists: &Vec<Vec<usize>>| lists.iter().all(|list| *list == lists[0]);
         if cached.iter().all(shared) {
@@ -19,13 +19,12 @@ impl LayerStore {
 
     /// Entries that a sequence holds in its first KV head.
     pub(crate) fn used(&self, sequence: usize) -> usize {
-        let slots = self.slots.get(sequence * self.lists());
-        slots.map_or(0, Slots::used)
+        self.lists_of(sequence).first().map_or(0, Slots::used)
     }
 
     /// The positions below `end` that a sequence holds in its first KV head, rising.
     pub(crate) fn positions_below(&self, sequence: usize, end: usize) -> Vec<usize> {
-        let held = self.slots.get(sequence * self.lists()).map(AsRef::as_ref);
+        let held = self.lists_of(sequence).first().map(AsRef::as_ref);
         let held = held.unwrap_or_default().iter().copied();
         let mut below: Vec<usize> = held.filter(|&position| position < end).collect();
         below.sort_unstable();
@@ -34,9 +33,8 @@ impl LayerStore {
 
     /// The lists of one sequence; none if there is no such sequence.
     fn lists_of(&self, sequence: usize) -> &[Slots] {
-        let lists = self.lists();
-        let of_sequence = self.slots.get(sequence * lists..(sequence + 1) * lists);
-        of_sequence.unwrap_or_default()
+        let store = self.sequences.get(sequence);
+        store.map_or(&[], |store| &store.lists)
     }
 
     /// Whether every KV head of a sequence holds at least `count` entries.
@@ -67,22 +65,21 @@ impl LayerStore {
         })
     }
 
-    /// Slots of the buffers.
+    /// Slots of each sequence.
+    pub(crate) fn capacities(&self) -> Vec<usize> {
+        let sequences = self.sequences.iter();
+        sequences.map(SequenceStore::capacity).collect()
+    }
+
+    /// Slots of the sequence that has most.
     pub(crate) fn capacity(&self) -> usize {
-        self.buffers.as_ref().map_or(0, |(keys, _)| keys.dims()[3])
+        self.capacities().into_iter().max().unwrap_or(0)
     }
 
     /// Bytes of the entries held, and of everything held beside them, without scores.
     pub(crate) fn bytes(&self) -> (usize, usize) {
-        let Some((keys, _)) = &self.buffers else {
-            return (0, 0);
-        };
-        let [_, kv_heads, width, capacity] = keys.dims();
-        let entry = 2 * kv_heads / self.lists() * width * keys.dtype().size();
-        let used: usize = self.slots.iter().map(Slots::used).sum();
-        let lists: usize = self.slots.iter().map(Slots::bytes).sum();
-        let slots = self.slots.len() * capacity;
-        (entry * used, entry * (slots - used) + lists)
+        let each = self.sequences.iter().map(SequenceStore::bytes);
+        each.fold((0, 0), |(used, free), (u, f)| (used + u, free + f))
     }
 
     /// All [`bytes`](Self::bytes).
@@ -98,17 +95,9 @@ impl LayerStore {
             let (used, reserved) = store.bytes();
             report.keys_values += used;
             report.reserved += reserved;
-            report.scores += store.slots.iter().map(Slots::score_bytes).sum::<usize>();
+            let lists = store.sequences.iter().flat_map(|store| &store.lists);
+            report.scores += lists.map(Slots::score_bytes).sum::<usize>();
         }
         report
-    }
-
-    /// Bytes of the padded copy that [`read`](Self::read) makes, 0 where it makes none.
-    pub(crate) fn padded(&self) -> usize {
-        match self.capacity() {
-            0 => 0,
-            slots if slots.is_multiple_of(KV_BLOCK) => 0,
-            slots => self.held() / slots * slots.next_multiple_of(KV_BLOCK),
-        }
     }
 }

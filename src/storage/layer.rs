@@ -1,46 +1,45 @@
-//! The keys and values of one layer, in slots.
+//! The keys and values of one layer: a store for each sequence.
 
-use std::{fmt, num::NonZeroUsize, ops::Range};
+use std::{fmt, num::NonZeroUsize};
 
 use burn::tensor::Tensor;
 
-use super::slots::{Run, Slots};
+use super::{
+    buffers::Rows,
+    sequence::{Growth, SequenceStore},
+    slots::Slots,
+};
 use crate::{
     cache::{CacheError, KeysValues, Projection},
-    exact::{KV_BLOCK, zeros},
     positions::Positions,
 };
 
-/// The keys and values of one layer, in slots.
+/// The keys and values of one layer, a store for each sequence.
 ///
 /// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an
 /// entry is its position. In a sliding-window layer the slot is the position, counted from the start of the oldest
-/// block in use. Appends happen in place, unless the buffers must grow.
+/// panel in use. Appends happen in place, unless the buffers must grow.
 #[derive(Clone, Default)]
 pub(crate) struct LayerStore {
-    /// `[batch, kv_heads, head_dim, slots]` and `[batch, kv_heads, slots, head_dim]`. A tensor that leaves this
-    /// struct is a second handle: appends copy until it is dropped.
-    pub(super) buffers: Option<(Tensor<4>, Tensor<4>)>,
-    /// A list for each sequence, or for each of its KV heads where these hold different entries.
-    pub(super) slots: Vec<Slots>,
+    pub(super) sequences: Vec<SequenceStore>,
     /// KV heads, where each may hold different entries.
     pub(super) per_head: Option<usize>,
-    /// The most slots ever needed, where that is known: buffers then grow to it and not beyond.
+    /// The most slots that a sequence ever needs, where that is known: buffers then grow to it and not beyond.
     pub(super) limit: Option<usize>,
     /// The layer's sliding window.
     pub(super) window: Option<NonZeroUsize>,
-    /// In a sliding-window layer, the position from which on a sequence holds every entry.
-    pub(super) from: Vec<usize>,
     /// Whether the slot of an entry is its position, whatever came before.
     pub(super) by_position: bool,
 }
 
 impl fmt::Debug for LayerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used: Vec<usize> = self.slots.iter().map(Slots::used).collect();
+        let of = |what: fn(&SequenceStore) -> usize| self.sequences.iter().map(what).collect();
+        let (used, capacity): (Vec<_>, Vec<_>) =
+            (of(SequenceStore::used), of(SequenceStore::capacity));
         f.debug_struct("LayerStore")
             .field("used", &used)
-            .field("capacity", &self.capacity())
+            .field("capacity", &capacity)
             .finish_non_exhaustive()
     }
 }
@@ -63,7 +62,7 @@ impl LayerStore {
         }
     }
 
-    /// An empty store for a full-attention layer whose buffers never grow beyond `limit` slots.
+    /// An empty store for a full-attention layer whose buffers never grow beyond `limit` slots, in whole panels.
     pub(crate) fn limited(limit: usize) -> Self {
         Self {
             limit: Some(limit),
@@ -71,7 +70,7 @@ impl LayerStore {
         }
     }
 
-    /// An empty store whose slots are positions, in whatever order entries come.
+    /// An empty store whose slots are positions, in whatever order entries come. Its buffers grow to what is needed.
     pub(crate) fn by_position() -> Self {
         Self {
             by_position: true,
@@ -99,12 +98,12 @@ impl LayerStore {
         self.limit = limit;
     }
 
-    /// Makes room for `slots` slots, as far as the limit allows, for a batch and heads like those of `like`.
-    pub(crate) fn reserve(&mut self, slots: usize, like: &Projection) {
-        let slots = self.limit.map_or(slots, |limit| slots.min(limit));
-        if slots > self.capacity() {
-            self.resize(like.keys.dims()[0]);
-            self.grow(slots, &like.keys);
+    /// Makes room for this many slots of each sequence, for heads like those of `like`.
+    pub(crate) fn reserve(&mut self, slots: &[usize], like: &Projection) {
+        self.resize(slots.len());
+        let like = rows_of(like, 0);
+        for (store, &slots) in self.sequences.iter_mut().zip(slots) {
+            store.reserve(slots, &like);
         }
     }
 
@@ -113,216 +112,119 @@ impl LayerStore {
         self.retain(|_, _| false);
     }
 
-    /// Stores every entry of `new` that has a position. Returns the bytes that were held in addition while the
-    /// buffers grew.
+    /// Stores every entry of `new` that has a position. Returns the bytes that were held in addition while buffers
+    /// grew, one sequence after another.
     ///
     /// # Shapes
     /// `positions` is `[batch, 1, tokens]` for keys and values `[batch, kv_heads, tokens, head_dim]`.
     ///
     /// # Panics
-    /// If batch, heads or `head_dim` differ from those of the entries held.
+    /// If heads or `head_dim` differ from those of the entries held.
     pub(crate) fn append(&mut self, new: &Projection, positions: &Positions) -> usize {
-        self.resize(positions.sequences());
-        self.append_from(0, new, positions)
-    }
-
-    /// [`append`](Self::append)s to as many sequences as `new` has, from `first` on.
-    pub(crate) fn append_from(
-        &mut self,
-        first: usize,
-        new: &Projection,
-        positions: &Positions,
-    ) -> usize {
-        let lists = self.lists();
-        self.resize((self.slots.len() / lists).max(first + positions.sequences()));
-        let new_of = |list: usize| positions.slots(list / lists, list % lists);
-        let taking = first * lists..(first + positions.sequences()) * lists;
-        let slots = self.slots[taking.clone()].iter().enumerate();
-        let needed = slots.map(|(list, slots)| slots.needed(new_of(list))).max();
-        let needed = needed.unwrap_or(0);
-        let mut moved = 0;
-        if needed > self.capacity() {
-            moved = self.held();
-            let whole = needed.next_multiple_of(KV_BLOCK);
-            let limited = self.limit.map_or(whole, |limit| whole.min(limit));
-            self.grow(limited.max(needed), &new.keys);
-        }
-        let Some((mut keys, mut values)) = self.buffers.take() else {
-            return moved;
-        };
-        let [_, kv_heads, width, _] = keys.dims();
-        let slots = self.slots[taking].iter_mut().enumerate();
-        let runs: Vec<Vec<Run>> = slots
-            .map(|(list, slots)| slots.take(new_of(list)))
-            .collect();
-        for (sequences, heads, list) in parts(&runs, lists, kv_heads) {
-            let stored = sequences.start + first..sequences.end + first;
-            for &Run { from, to, len } in &runs[list] {
-                let part = |tensor: &Tensor<4>| {
-                    let at = [sequences.clone(), heads.clone(), from..from + len];
-                    tensor.clone().slice(at)
-                };
-                let at = [stored.clone(), heads.clone(), 0..width, to..to + len];
-                keys = keys.slice_assign(at, part(&new.keys).swap_dims(2, 3));
-                let at = [stored.clone(), heads.clone(), to..to + len, 0..width];
-                values = values.slice_assign(at, part(&new.values));
+        self.resize(positions.sequences().max(self.sequences.len()));
+        let growth = self.growth();
+        let sequences = self.sequences.iter_mut().take(positions.sequences());
+        let moved = sequences.enumerate().map(|(sequence, store)| {
+            let positions = positions.slots(sequence, 0);
+            match positions
+                .iter()
+                .all(|&position| position == Positions::EMPTY)
+            {
+                true => 0,
+                false => store.append(&rows_of(new, sequence), &[positions], growth),
             }
-        }
-        self.buffers = Some((keys, values));
-        moved
+        });
+        moved.max().unwrap_or(0)
     }
 
-    /// All slots, as attention reads them. A view, unless the slots are not whole blocks: then a padded copy.
+    pub(super) fn growth(&self) -> Growth {
+        match self.limit {
+            _ if self.slides() || self.by_position => Growth::Exact,
+            Some(limit) => Growth::UpTo(limit),
+            None => Growth::Share,
+        }
+    }
+
+    /// All slots, as attention reads them.
     ///
     /// # Errors
     /// [`Shape`](CacheError::Shape); never for a store filled by [`append`](Self::append).
-    ///
-    /// # Panics
-    /// If nothing was ever stored.
     pub(crate) fn read(&self) -> Result<KeysValues, CacheError> {
-        let (keys, values) = self
-            .buffers
-            .clone()
-            .expect("a store is read after something was stored");
-        let [batch, heads, width, slots] = keys.dims();
-        let whole = slots.next_multiple_of(KV_BLOCK);
-        if whole == slots {
-            return KeysValues::new(keys, values, self.positions(&self.slots));
-        }
-        let options = (&keys.device(), keys.dtype());
-        let keys = zeros([batch, heads, width, whole], options)
-            .slice_assign([0..batch, 0..heads, 0..width, 0..slots], keys);
-        let values = zeros([batch, heads, whole, width], options)
-            .slice_assign([0..batch, 0..heads, 0..slots, 0..width], values);
-        let mut padded = self.slots.clone();
-        padded.iter_mut().for_each(|list| list.grow(whole));
-        KeysValues::new(keys, values, self.positions(&padded))
-    }
-
-    /// The positions in these lists; one list for each sequence whose heads agree.
-    fn positions<L: AsRef<[usize]>>(&self, of: &[L]) -> Positions {
-        Positions::from_lists(self.lists(), of)
-    }
-
-    /// Lists of slots for each sequence.
-    pub(super) const fn lists(&self) -> usize {
-        match self.per_head {
-            Some(kv_heads) => kv_heads,
-            None => 1,
-        }
+        let sequences = self.sequences.iter().map(SequenceStore::segments);
+        KeysValues::new(sequences.collect())
     }
 
     /// Evicts the entries for which `keep(sequence, position)` is false, in all KV heads. Their slots are free and
     /// still store finite numbers.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
-        let lists = self.lists();
-        for (list, slots) in self.slots.iter_mut().enumerate() {
-            slots.retain(|position| keep(list / lists, position));
+        for (sequence, _, slots) in self.lists_mut() {
+            slots.retain(|position| keep(sequence, position));
         }
     }
 
     /// Every list of slots, with its sequence and its KV head (0 where heads share a list).
     pub(crate) fn lists_mut(&mut self) -> impl Iterator<Item = (usize, usize, &mut Slots)> {
-        let lists = self.lists();
-        let slots = self.slots.iter_mut().enumerate();
-        slots.map(move |(list, slots)| (list / lists, list % lists, slots))
+        let sequences = self.sequences.iter_mut().enumerate();
+        sequences.flat_map(|(sequence, store)| {
+            let lists = store.lists.iter_mut().enumerate();
+            lists.map(move |(head, slots)| (sequence, head, slots))
+        })
     }
 
-    /// A copy of the keys in the first `count` slots of a sequence: `[1, kv_heads, count, head_dim]`.
+    /// A copy of the keys in consecutive slots of a sequence, `[kv_heads, slots, head_dim]`, and of the values.
     ///
     /// # Panics
     /// If there are fewer slots.
-    pub(crate) fn first_keys(&self, sequence: usize, count: usize) -> Tensor<4> {
-        let (keys, _) = self.buffers.as_ref().expect("entries were stored");
-        let [_, kv_heads, width, _] = keys.dims();
-        let copy = zeros([1, kv_heads, count, width], (&keys.device(), keys.dtype()));
-        let at = [sequence..sequence + 1, 0..kv_heads, 0..width, 0..count];
-        let first = keys.clone().slice(at).swap_dims(2, 3);
-        // Not a view of the buffer: that would be a second handle.
-        copy.slice_assign([0..1, 0..kv_heads, 0..count, 0..width], first)
+    pub(crate) fn rows(&self, sequence: usize, slots: std::ops::Range<usize>) -> Rows {
+        let buffers = self.sequences[sequence].buffers.as_ref();
+        let buffers = buffers.expect("entries were stored");
+        let copy = buffers.rows(&(0..buffers.dims()[0]), slots);
+        Rows {
+            keys: copy.keys,
+            // Not a view of the buffer: that would be a second handle.
+            values: Tensor::cat(vec![copy.values], 1),
+        }
     }
 
-    /// Overwrites the keys in the first slots of a sequence, in place.
-    pub(crate) fn set_first_keys(&mut self, sequence: usize, new: Tensor<4>) {
-        let Some((keys, values)) = self.buffers.take() else {
-            return;
-        };
-        let [_, kv_heads, count, width] = new.dims();
-        let at = [sequence..sequence + 1, 0..kv_heads, 0..width, 0..count];
-        self.buffers = Some((keys.slice_assign(at, new.swap_dims(2, 3)), values));
+    /// Overwrites the keys in the first slots of a sequence, `[kv_heads, slots, head_dim]`, in place.
+    pub(crate) fn set_first_keys(&mut self, sequence: usize, new: Tensor<3>) {
+        if let Some(buffers) = &mut self.sequences[sequence].buffers {
+            buffers.write_keys(0, 0, new);
+        }
     }
 
     /// Shortens every sequence from its length to that in `to`. Freed slots are overwritten with zeros, because a
     /// rejected token may have left numbers there that are not finite. Entries that stay are not touched.
     pub(crate) fn truncate(&mut self, lengths: &[usize], to: &[usize]) {
-        let lists = self.lists();
-        let slots = self.slots.iter_mut().enumerate();
-        let freed: Vec<Vec<Range<usize>>> = slots
-            .map(|(list, slots)| slots.truncate(to[list / lists], lengths[list / lists]))
-            .collect();
-        for (from, _) in self.from.iter_mut().zip(to).filter(|(_, to)| **to == 0) {
-            *from = 0;
+        let lengths = lengths.iter().zip(to);
+        for (store, (&length, &to)) in self.sequences.iter_mut().zip(lengths) {
+            store.truncate(to, length);
         }
-        let Some((mut keys, mut values)) = self.buffers.take() else {
-            return;
-        };
-        let [_, kv_heads, width, _] = keys.dims();
-        for (sequences, heads, list) in parts(&freed, lists, kv_heads) {
-            for free in &freed[list] {
-                let at = [sequences.clone(), heads.clone(), 0..width, free.clone()];
-                keys = keys.slice_fill(at, 0.0f32);
-                let at = [sequences.clone(), heads.clone(), free.clone(), 0..width];
-                values = values.slice_fill(at, 0.0f32);
-            }
-        }
-        self.buffers = Some((keys, values));
-    }
-
-    /// Gives the buffers `slots` slots, for as many sequences as there are lists and heads like those of `like`.
-    fn grow(&mut self, slots: usize, like: &Tensor<4>) {
-        let [_, heads, _, width] = like.dims();
-        let batch = self.slots.len() / self.lists();
-        let options = (&like.device(), like.dtype());
-        let mut keys = zeros([batch, heads, width, slots], options);
-        let mut values = zeros([batch, heads, slots, width], options);
-        if let Some((old_keys, old_values)) = self.buffers.take() {
-            let old = old_keys.dims()[3];
-            keys = keys.slice_assign([0..batch, 0..heads, 0..width, 0..old], old_keys);
-            values = values.slice_assign([0..batch, 0..heads, 0..old, 0..width], old_values);
-        }
-        self.buffers = Some((keys, values));
-        self.slots.iter_mut().for_each(|list| list.grow(slots));
     }
 
     /// Sets the number of sequences; new ones are empty.
     pub(super) fn resize(&mut self, batch: usize) {
-        let new = || match self.window {
-            Some(_) => Slots::anchored(),
-            None if self.by_position => Slots::by_position(),
-            None => Slots::default(),
+        let new = || {
+            let list = match self.window {
+                Some(_) => Slots::anchored(),
+                None if self.by_position => Slots::by_position(),
+                None => Slots::default(),
+            };
+            SequenceStore::new(list, self.per_head.unwrap_or(1))
         };
-        self.slots.resize_with(batch * self.lists(), new);
+        self.sequences.resize_with(batch, new);
     }
 }
 
-/// The parts of a batch that are treated alike: their sequences, their KV heads, and the list that stands for all
-/// of them. `of` has an element for each of `lists` lists of every sequence.
-pub(super) fn parts<T: PartialEq>(
-    of: &[T],
-    lists: usize,
-    kv_heads: usize,
-) -> Vec<(Range<usize>, Range<usize>, usize)> {
-    let batch = of.len() / lists;
-    if of.iter().all(|one| *one == of[0]) {
-        return vec![(0..batch, 0..kv_heads, 0)];
+/// The entries of one sequence.
+fn rows_of(new: &Projection, sequence: usize) -> Rows {
+    let [_, kv_heads, tokens, head_dim] = new.values.dims();
+    let of = |tensor: &Tensor<4>| {
+        let part = tensor.clone().slice_dim(0, sequence..sequence + 1);
+        part.reshape([kv_heads, tokens, head_dim])
+    };
+    Rows {
+        keys: of(&new.keys),
+        values: of(&new.values),
     }
-    let each = of.chunks(lists).enumerate().flat_map(|(sequence, of)| {
-        let alike = of.iter().all(|one| *one == of[0]);
-        let count = if alike { 1 } else { lists };
-        (0..count).map(move |head| {
-            let heads = if alike { 0..kv_heads } else { head..head + 1 };
-            (sequence..sequence + 1, heads, sequence * lists + head)
-        })
-    });
-    each.collect()
 }

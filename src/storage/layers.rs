@@ -17,8 +17,8 @@ use crate::{
 /// [`Policy`](crate::policy::Policy).
 ///
 /// In a full-attention layer a new entry takes the lowest free slot. So until something is evicted, the slot of an
-/// entry is its position. Appends happen in place, unless the buffers must grow; they grow by whole blocks of 512
-/// slots.
+/// entry is its position. Each sequence has buffers of its own. Appends happen in place, unless these must grow; they
+/// grow by an eighth, in panels of 32 slots.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -98,7 +98,7 @@ impl LayerStores {
     /// open step, and a draft must be reversible.
     ///
     /// # Cost
-    /// One pass over the slots, and a copy of a layer if a block becomes free.
+    /// One pass over the slots, and a copy of the sequences of which a panel becomes free.
     pub fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
         for layer in 0..self.layers.len() {
             if !self.shape().slides(layer) {
@@ -163,7 +163,7 @@ impl LayerStores {
         }
     }
 
-    /// Frees buffers of which at most half is needed.
+    /// Frees buffers of which less than half is needed.
     pub(crate) fn settle(&mut self) {
         for layer in 0..self.layers.len() {
             let held = self.memory().total();
@@ -193,7 +193,10 @@ impl LayerStores {
             let store = store.restored(layer, &lengths, self.shape(), state)?;
             match store.holds_some(&lengths) {
                 true => Ok(store),
-                false => Err(wrong(&format!("layer.{layer}.slots"), "no entry is held")),
+                false => Err(wrong(
+                    &format!("layer.{layer}.positions"),
+                    "no entry is held",
+                )),
             }
         });
         Ok(Self {
@@ -211,7 +214,7 @@ impl LayerStores {
         };
         match self.layers.iter().enumerate().find(missing) {
             Some((layer, _)) => Err(wrong(
-                &format!("layer.{layer}.slots"),
+                &format!("layer.{layer}.positions"),
                 "an entry is missing",
             )),
             None => Ok(()),

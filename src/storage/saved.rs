@@ -1,45 +1,59 @@
 //! A layer store as values of a state, and back.
+//!
+//! A state has the entries of each sequence in rising order of positions, `[kv_heads, entries, head_dim]`. Lists that
+//! differ between KV heads end in [`Positions::EMPTY`] where one is shorter. In a full-attention layer the slot of each
+//! entry is written too, because the bits of attention depend on it.
 
-use super::{layer::LayerStore, slots::Slots};
+use super::{
+    buffers::{Buffers, Rows},
+    layer::LayerStore,
+    sequence::SequenceStore,
+    slots::Slots,
+};
 use crate::{
     cache::{CacheError, ModelShape, State, StateValue, wrong},
-    exact::{KV_BLOCK, zeros},
+    positions::Positions,
 };
 
 impl LayerStore {
-    /// Adds this layer to a state: its slots up to the last one in use, in their order.
+    /// Adds this layer to a state.
     pub(crate) fn write(&self, layer: usize, state: &mut State) {
-        let ends = self.slots.iter().map(Slots::end);
-        let (Some((keys, values)), Some(end @ 1..)) = (&self.buffers, ends.max()) else {
-            return;
-        };
-        let name = |part: &str| format!("layer.{layer}.{part}");
-        state.insert(
-            name("keys"),
-            StateValue::Tensor(keys.clone().slice_dim(3, 0..end)),
-        );
-        state.insert(
-            name("values"),
-            StateValue::Tensor(values.clone().slice_dim(2, 0..end)),
-        );
-        let held = self.slots.iter().flat_map(|slots| &slots.as_ref()[..end]);
-        state.insert_positions(&name("slots"), held.copied());
-        if self.slides() {
-            let bases = self
-                .slots
-                .iter()
-                .map(|slots| slots.base().unwrap_or(usize::MAX));
-            state.insert_positions(&name("bases"), bases);
-            state.insert_positions(&name("from"), self.from.iter().copied());
+        for (sequence, store) in self.sequences.iter().enumerate() {
+            let name = |part: &str| name(layer, part, sequence);
+            let Some((rows, order)) = Self::rising(store) else {
+                continue;
+            };
+            let entries = rows.values.dims()[1];
+            state.insert(name("keys"), StateValue::Tensor(rows.keys));
+            state.insert(name("values"), StateValue::Tensor(rows.values));
+            let each = |of: fn(&Slots, usize) -> usize| {
+                let lists = store.lists.iter().zip(&order);
+                let padded = lists.flat_map(move |(list, order)| {
+                    let written = order.iter().map(move |&slot| of(list, slot));
+                    written
+                        .chain(std::iter::repeat(Positions::EMPTY))
+                        .take(entries)
+                });
+                padded.collect::<Vec<_>>()
+            };
+            let positions = each(|list, slot| list.as_ref()[slot]);
+            state.insert_positions(&name("positions"), positions);
+            if !self.slides() {
+                state.insert_positions(&name("slots"), each(|_, slot| slot));
+            }
+            if store.lists.iter().any(|list| !list.scores().is_empty()) {
+                let lists = store.lists.iter().zip(&order);
+                let scores = lists.flat_map(|(list, order)| {
+                    let score = |&slot| list.scores().get(slot).copied().unwrap_or(0.0);
+                    let scores = order.iter().map(score);
+                    scores.chain(std::iter::repeat(0.0)).take(entries)
+                });
+                state.insert(name("scores"), StateValue::Floats(scores.collect()));
+            }
         }
-        if self.slots.iter().any(|slots| !slots.scores().is_empty()) {
-            let score =
-                |slots: &Slots, slot: usize| slots.scores().get(slot).copied().unwrap_or(0.0);
-            let scores = self
-                .slots
-                .iter()
-                .flat_map(|slots| (0..end).map(move |slot| score(slots, slot)));
-            state.insert(name("scores"), StateValue::Floats(scores.collect()));
+        if self.slides() {
+            let from = self.sequences.iter().map(|store| store.from);
+            state.insert_positions(&format!("layer.{layer}.from"), from);
         }
     }
 
@@ -52,107 +66,48 @@ impl LayerStore {
         state: &State,
     ) -> Result<Self, CacheError> {
         let mut store = self.emptied();
-        let name = |part: &str| format!("layer.{layer}.{part}");
-        if !state.contains(&name("keys")) {
-            store.resize(lengths.len());
-            return Ok(store);
+        store.resize(lengths.len());
+        let growth = store.growth();
+        for (sequence, &length) in lengths.iter().enumerate() {
+            if !state.contains(&name(layer, "keys", sequence)) {
+                continue;
+            }
+            let of_sequence = &mut store.sequences[sequence];
+            let rows = of_sequence.restore_lists(layer, sequence, length, shape, state)?;
+            let end = of_sequence.lists.iter().map(Slots::end).max();
+            of_sequence.restore_entries(&rows, growth.slots(end.unwrap_or(0)));
         }
-        let lists = store.lists() * lengths.len();
-        let held = state.positions(&name("slots"))?;
-        let end = held.len().checked_div(lists).unwrap_or(0);
-        if end == 0 || held.len() != lists * end {
-            return Err(wrong(
-                &name("slots"),
-                "the lists do not have the same number of slots",
-            ));
-        }
-        let (batch, heads, width) = (
-            lengths.len(),
-            shape.kernels.kv_heads,
-            shape.kernels.head_dim,
-        );
-        let keys = state.tensor(&name("keys"), [batch, heads, width, end], shape.dtype)?;
-        let values = state.tensor(&name("values"), [batch, heads, end, width], shape.dtype)?;
-        store.restore_slots(layer, lengths, &held, state)?;
-        store.check_windows(layer, lengths)?;
-        let whole = end.next_multiple_of(KV_BLOCK);
-        let capacity = store.limit.map_or(whole, |limit| whole.min(limit)).max(end);
-        let options = (&keys.device(), keys.dtype());
-        let at = [0..batch, 0..heads, 0..width, 0..end];
-        let keys = zeros([batch, heads, width, capacity], options).slice_assign(at, keys);
-        let at = [0..batch, 0..heads, 0..end, 0..width];
-        let values = zeros([batch, heads, capacity, width], options).slice_assign(at, values);
-        store.buffers = Some((keys, values));
-        store
-            .slots
-            .iter_mut()
-            .for_each(|slots| slots.grow(capacity));
+        store.restore_windows(layer, lengths, state)?;
         Ok(store)
     }
 
-    /// Takes the slots and their scores from a state, for sequences of these lengths. `held` has the positions in all
-    /// lists, one list after the other.
-    fn restore_slots(
+    /// Takes from where on sliding-window layers hold every entry, and checks that they do.
+    fn restore_windows(
         &mut self,
         layer: usize,
         lengths: &[usize],
-        held: &[usize],
         state: &State,
     ) -> Result<(), CacheError> {
-        let name = |part: &str| format!("layer.{layer}.{part}");
-        let lists = self.lists() * lengths.len();
-        let bases = match self.window {
-            None => vec![None; lists],
-            Some(_) => {
-                self.from = state.positions(&name("from"))?;
-                if self.from.len() != lengths.len() {
-                    return Err(wrong(
-                        &name("from"),
-                        "it has not one number for every sequence",
-                    ));
-                }
-                let bases = state.positions(&name("bases"))?;
-                bases
-                    .into_iter()
-                    .map(|base| (base != usize::MAX).then_some(base))
-                    .collect()
-            }
-        };
-        if bases.len() != lists {
-            return Err(wrong(
-                &name("bases"),
-                "it has not one number for every sequence",
-            ));
+        let name = format!("layer.{layer}.from");
+        if !self.slides() || !state.contains(&name) && self.capacity() == 0 {
+            return Ok(());
         }
-        let scores = match state.contains(&name("scores")) {
-            true => state.floats(&name("scores"))?,
-            false => &[],
-        };
-        if !scores.is_empty() && scores.len() != held.len() {
-            return Err(wrong(&name("scores"), "there is not one for every slot"));
+        let from = state.positions(&name)?;
+        // Before the first step there may be no number yet.
+        if from.len() != lengths.len() && !(from.is_empty() && self.capacity() == 0) {
+            return Err(wrong(&name, "it has not one number for every sequence"));
         }
-        let end = held.len() / lists;
-        let slots = held.chunks_exact(end).zip(bases).enumerate();
-        let slots = slots.map(|(list, (held, base))| {
-            let scores = scores.get(list * end..(list + 1) * end).unwrap_or_default();
-            let length = lengths[list / self.lists()];
-            Slots::restored(held, scores, self.slides().then_some(base), length)
-                .map_err(|problem| wrong(&name("slots"), problem))
-        });
-        self.slots = slots.collect::<Result<_, _>>()?;
-        Ok(())
-    }
-
-    /// Checks that a sliding-window layer holds every entry within its window.
-    fn check_windows(&self, layer: usize, lengths: &[usize]) -> Result<(), CacheError> {
-        for (sequence, &length) in lengths.iter().enumerate().filter(|_| self.slides()) {
-            let visible = self.from[sequence]..length;
-            if self.from[sequence] > length
+        let sequences = self.sequences.iter_mut().zip(from);
+        sequences.for_each(|(store, from)| store.from = from);
+        for (sequence, &length) in lengths.iter().enumerate() {
+            let store = &self.sequences[sequence];
+            let holds = |list: &Slots| list.holds_all(store.from..length);
+            if store.from > length
                 || self.shortest(sequence) > length
-                || !self.slots[sequence].holds_all(visible)
+                || self.capacity() > 0 && !store.lists.iter().all(holds)
             {
                 return Err(wrong(
-                    &format!("layer.{layer}.slots"),
+                    &name,
                     "an entry within the layer's window is missing",
                 ));
             }
@@ -163,15 +118,102 @@ impl LayerStore {
     /// Whether every sequence with tokens holds an entry. A sliding-window layer of window 1 need not;
     /// [`restored`](Self::restored) has checked the others.
     pub(crate) fn holds_some(&self, lengths: &[usize]) -> bool {
-        let lists = self.lists();
-        let mut slots = self.slots.iter().enumerate();
-        let held = |(list, slots): (usize, &Slots)| lengths[list / lists] == 0 || slots.used() > 0;
+        let lists = self.sequences.iter().zip(lengths);
         match self.window {
             Some(window) => {
                 let shows = |&length: &usize| length > 0 && window.get() > 1;
                 self.capacity() > 0 || !lengths.iter().any(shows)
             }
-            None => slots.all(held),
+            None => lists
+                .flat_map(|(store, length)| store.lists.iter().map(move |list| (list, length)))
+                .all(|(list, length)| *length == 0 || list.used() > 0),
         }
     }
+}
+
+impl SequenceStore {
+    /// Takes positions, slots and scores from a state. Returns the entries, in rising order of positions.
+    fn restore_lists(
+        &mut self,
+        layer: usize,
+        sequence: usize,
+        length: usize,
+        shape: &ModelShape,
+        state: &State,
+    ) -> Result<Rows, CacheError> {
+        let name = |part: &str| name(layer, part, sequence);
+        let positions = state.positions(&name("positions"))?;
+        let entries = positions.len() / self.lists.len();
+        if entries == 0 || positions.len() != self.lists.len() * entries {
+            return Err(wrong(
+                &name("positions"),
+                "the lists do not have the same number of entries",
+            ));
+        }
+        let kernels = &shape.kernels;
+        let dims = [kernels.kv_heads, entries, kernels.head_dim];
+        let rows = Rows {
+            keys: state.tensor(&name("keys"), dims, shape.dtype)?,
+            values: state.tensor(&name("values"), dims, shape.dtype)?,
+        };
+        let slots = match self.lists[0].is_anchored() {
+            true => Vec::new(),
+            false => state.positions(&name("slots"))?,
+        };
+        let scores = match state.contains(&name("scores")) {
+            true => state.floats(&name("scores"))?,
+            false => &[],
+        };
+        if !slots.is_empty() && slots.len() != positions.len() {
+            return Err(wrong(&name("slots"), "there is not one for every entry"));
+        }
+        if !scores.is_empty() && scores.len() != positions.len() {
+            return Err(wrong(&name("scores"), "there is not one for every entry"));
+        }
+        for (index, list) in self.lists.iter_mut().enumerate() {
+            let of_list = index * entries..(index + 1) * entries;
+            let positions = &positions[of_list.clone()];
+            let used = positions.iter().position(|&p| p == Positions::EMPTY);
+            let used = used.unwrap_or(entries);
+            if positions[used..].iter().any(|&p| p != Positions::EMPTY) {
+                return Err(wrong(&name("positions"), "an entry follows the last one"));
+            }
+            let slots = slots.get(of_list.clone()).unwrap_or_default();
+            let scores = scores.get(of_list).unwrap_or_default();
+            let (slots, scores) = (
+                slots.get(..used).unwrap_or_default(),
+                scores.get(..used).unwrap_or_default(),
+            );
+            *list = list
+                .restored(&positions[..used], slots, scores, length)
+                .map_err(|problem| wrong(&name("positions"), problem))?;
+        }
+        if self.used() < entries {
+            return Err(wrong(&name("positions"), "an entry has none"));
+        }
+        Ok(rows)
+    }
+
+    /// Puts the entries of all lists into their slots, in buffers of `capacity` slots.
+    fn restore_entries(&mut self, rows: &Rows, capacity: usize) {
+        let kv_heads = rows.values.dims()[0];
+        let mut buffers = Buffers::new(capacity, rows);
+        let heads_of_list = kv_heads / self.lists.len();
+        for (index, list) in self.lists.iter_mut().enumerate() {
+            let heads = index * heads_of_list..(index + 1) * heads_of_list;
+            let mut from = 0;
+            for run in list.runs(|_| true) {
+                let rows = rows.slice(heads.clone(), from..from + run.len());
+                from += run.len();
+                buffers.write(heads.start, run.start, rows);
+            }
+            list.grow(capacity);
+        }
+        self.buffers = Some(buffers);
+    }
+}
+
+/// The name of a value of a state, for a layer and sequence.
+fn name(layer: usize, part: &str, sequence: usize) -> String {
+    format!("layer.{layer}.{part}.{sequence}")
 }

@@ -1,13 +1,17 @@
 //! Which position each slot of a list holds: bookkeeping without tensors.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-use crate::{exact::KV_BLOCK, positions::Positions};
+use crate::{
+    exact::{PANEL, whole},
+    positions::Positions,
+};
 
 /// The slots of one sequence, or of one of its KV heads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Slots {
-    held: Vec<usize>,
+    /// Shared with what attention reads: a change copies it until that is dropped.
+    held: Arc<Vec<usize>>,
     used: usize,
     placement: Placement,
     /// The score of each slot; as long as `held`, or empty where nothing was scored.
@@ -22,7 +26,7 @@ enum Placement {
         /// Below this no slot is free.
         full_below: usize,
     },
-    /// Into the slot of its position, counted from `base`, the start of a block. There is no base while nothing is
+    /// Into the slot of its position, counted from `base`, the start of a panel. There is no base while nothing is
     /// held.
     Anchored { base: Option<usize> },
 }
@@ -42,7 +46,7 @@ pub(crate) struct Run {
 }
 
 impl Slots {
-    /// Slots that follow positions: congruent to them modulo the block, and in their order.
+    /// Slots that follow positions: counted from the panel of the first, and in their order.
     pub(crate) fn anchored() -> Self {
         Self {
             placement: Placement::Anchored { base: None },
@@ -58,49 +62,58 @@ impl Slots {
         }
     }
 
-    /// Slots as a state describes them, for a sequence of `length` tokens; with a `base` where slots follow positions.
-    /// What cannot be is refused with the reason.
+    /// Like these, with entries at rising `positions` in these slots, and their scores, if any. What cannot be is refused
+    /// with the reason. Slots are those of positions where they follow them.
     pub(crate) fn restored(
-        held: &[usize],
+        &self,
+        positions: &[usize],
+        slots: &[usize],
         scores: &[f32],
-        base: Option<Option<usize>>,
         length: usize,
     ) -> Result<Self, &'static str> {
-        let mut taken: Vec<usize> = held
-            .iter()
-            .copied()
-            .filter(|&position| position != Positions::EMPTY)
-            .collect();
-        taken.sort_unstable();
-        if taken.last().is_some_and(|&last| last >= length) {
-            return Err("a slot holds a position beyond the processed tokens");
+        if positions.last().is_some_and(|&last| last >= length) {
+            return Err("an entry has a position beyond the processed tokens");
         }
-        if taken.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err("two slots hold one position");
+        if positions.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return Err("positions do not rise");
         }
-        let placement = match base {
-            None => Placement::default(),
-            Some(base) => {
-                let anchored = |(slot, &position): (usize, &usize)| {
-                    position == Positions::EMPTY
-                        || base.is_some_and(|base| base.checked_add(slot) == Some(position))
-                };
-                if !held.iter().enumerate().all(anchored)
-                    || base.is_some_and(|base| base % KV_BLOCK != 0)
-                {
-                    return Err("a slot does not follow its position");
-                }
-                Placement::Anchored {
-                    base: base.filter(|_| !taken.is_empty()),
-                }
+        let mut new = Self {
+            held: Arc::default(),
+            used: positions.len(),
+            scores: Vec::new(),
+            ..self.clone()
+        };
+        let of_position: Vec<usize>;
+        let slots = match &mut new.placement {
+            Placement::Lowest { .. } => slots,
+            Placement::Anchored { base } => {
+                let first = positions.first().copied();
+                *base = base.or_else(|| first.map(anchor));
+                let base = base.unwrap_or(0);
+                of_position = positions.iter().map(|&position| position - base).collect();
+                &of_position
             }
         };
-        Ok(Self {
-            held: held.to_vec(),
-            used: taken.len(),
-            placement,
-            scores: scores.to_vec(),
-        })
+        // Buffers shrink before more than half of their slots are free, and two panels.
+        let most = 2 * (whole(positions.len() + 1) + PANEL);
+        let end = slots.iter().max().map_or(0, |last| last.saturating_add(1));
+        if slots.len() != positions.len() || end > most {
+            return Err("the slots do not fit the entries");
+        }
+        let held = Arc::make_mut(&mut new.held);
+        held.resize(end, Positions::EMPTY);
+        if !scores.is_empty() {
+            new.scores.resize(end, 0.0);
+        }
+        for (index, (&slot, &position)) in slots.iter().zip(positions).enumerate() {
+            if std::mem::replace(&mut held[slot], position) != Positions::EMPTY {
+                return Err("two entries have one slot");
+            }
+            if let Some(score) = scores.get(index) {
+                new.scores[slot] = *score;
+            }
+        }
+        Ok(new)
     }
 
     /// The position of the first slot, where slots follow positions.
@@ -111,6 +124,16 @@ impl Slots {
         }
     }
 
+    /// The position of each slot, shared.
+    pub(crate) fn positions(&self) -> Arc<Vec<usize>> {
+        Arc::clone(&self.held)
+    }
+
+    /// Whether slots follow positions.
+    pub(crate) const fn is_anchored(&self) -> bool {
+        matches!(self.placement, Placement::Anchored { .. })
+    }
+
     /// Whether every one of these positions is held.
     pub(crate) fn holds_all(&self, positions: Range<usize>) -> bool {
         let held = self.held.iter().filter(|held| positions.contains(held));
@@ -119,7 +142,9 @@ impl Slots {
 
     /// Sets the number of slots; new ones are free.
     pub(crate) fn grow(&mut self, slots: usize) {
-        self.held.resize(slots, Positions::EMPTY);
+        let held = Arc::make_mut(&mut self.held);
+        held.reserve_exact(slots.saturating_sub(held.len()));
+        held.resize(slots, Positions::EMPTY);
     }
 
     /// The number of slots needed to store these positions too.
@@ -140,13 +165,14 @@ impl Slots {
     /// If there are too few slots.
     pub(crate) fn take(&mut self, positions: &[usize]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
+        let held = Arc::make_mut(&mut self.held);
         for (from, &position) in positions.iter().enumerate() {
             if position == Positions::EMPTY {
                 continue;
             }
             let to = match &mut self.placement {
                 Placement::Lowest { full_below } => {
-                    while self.held[*full_below] != Positions::EMPTY {
+                    while held[*full_below] != Positions::EMPTY {
                         *full_below += 1;
                     }
                     *full_below
@@ -155,7 +181,7 @@ impl Slots {
                     position - *base.get_or_insert_with(|| anchor(position))
                 }
             };
-            self.held[to] = position;
+            held[to] = position;
             self.used += 1;
             if let Some(score) = self.scores.get_mut(to) {
                 *score = 0.0;
@@ -200,8 +226,9 @@ impl Slots {
 
     /// Moves what the slots in `order` hold, and their scores, into the first of `slots` slots.
     pub(crate) fn reorder(&mut self, order: &[usize], slots: usize) {
-        self.held = order.iter().map(|&slot| self.held[slot]).collect();
-        self.held.resize(slots, Positions::EMPTY);
+        let mut held: Vec<usize> = order.iter().map(|&slot| self.held[slot]).collect();
+        held.resize(slots, Positions::EMPTY);
+        self.held = Arc::new(held);
         if !self.scores.is_empty() {
             let score = |&slot: &usize| self.scores.get(slot).copied().unwrap_or(0.0);
             self.scores = order.iter().map(score).collect();
@@ -217,14 +244,14 @@ impl Slots {
         if self.held[slot] == Positions::EMPTY {
             return;
         }
-        self.held[slot] = Positions::EMPTY;
+        Arc::make_mut(&mut self.held)[slot] = Positions::EMPTY;
         self.used -= 1;
         if let Placement::Lowest { full_below } = &mut self.placement {
             *full_below = slot.min(*full_below);
         }
     }
 
-    /// Frees the slots of positions below `oldest` and moves the others down by whole blocks, as far as they can.
+    /// Frees the slots of positions below `oldest` and moves the others down by whole panels, as far as they can.
     /// Returns by how many slots they moved.
     pub(crate) fn slide(&mut self, oldest: usize) -> usize {
         self.retain(|position| position >= oldest);
@@ -238,8 +265,9 @@ impl Slots {
         let moved = anchor(oldest).saturating_sub(*base);
         *base += moved;
         let slots = self.held.len();
-        self.held.drain(..moved);
-        self.held.resize(slots, Positions::EMPTY);
+        let held = Arc::make_mut(&mut self.held);
+        held.drain(..moved.min(slots));
+        held.resize(slots, Positions::EMPTY);
         moved
     }
 
@@ -325,7 +353,7 @@ impl Slots {
     }
 
     /// Bytes of the list, its scores left out.
-    pub(crate) const fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.held.len() * size_of::<usize>()
     }
 
@@ -342,9 +370,9 @@ impl AsRef<[usize]> for Slots {
     }
 }
 
-/// The start of the block of a position.
+/// The start of the panel of a position.
 const fn anchor(position: usize) -> usize {
-    position / KV_BLOCK * KV_BLOCK
+    position / PANEL * PANEL
 }
 
 #[cfg(test)]

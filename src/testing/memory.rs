@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cache::{CacheBackend, ModelShape},
-    exact::KV_BLOCK,
+    exact::PANEL,
     memory::MemoryReport,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 ///   bytes of its window and at most those of the last step on top. Neither applies to [rebuilt
 ///   entries](Contract::with_rebuilt_entries).
 /// * `total` and `scratch_peak` together cover the keys and values returned at any layer, apart from those of the
-///   step itself, which count as whole blocks.
+///   step itself, which count as whole panels.
 /// * A batch of two equal sequences holds twice the `keys_values` of one.
 /// * A new cache and a cleared one hold nothing, in any part.
 ///
@@ -113,8 +113,8 @@ fn entries_are_counted(run: &TestRun<'_>, before: &[usize], new: &[usize]) {
 
 fn readings_are_counted(run: &TestRun<'_>, new: &[usize]) {
     let shape = run.shape();
-    let longest = new.iter().copied().max().unwrap_or(0);
-    let slots = longest.next_multiple_of(KV_BLOCK) * new.len();
+    let panels = |&new: &usize| new.next_multiple_of(PANEL);
+    let slots: usize = new.iter().map(panels).sum();
     let own = slots * shape.kernels.kv_heads * entry_bytes(&shape);
     let report = run.cache.memory();
     let counted = report.total() + report.scratch_peak + own;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Span, Step},
+    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Span, Step},
     positions::{Positions, visible},
 };
 
@@ -75,19 +75,20 @@ impl Recorder {
     }
 
     fn record(&self, layer: usize, span: &Span<'_>, returned: &KeysValues) -> Reading {
-        let key_positions = returned.positions();
         let query_positions = span.positions;
         let window = self.shape.windows.get(layer).copied().flatten();
-        let [batch, heads, _, _] = returned.values().dims();
-        let mut reading = Reading::default();
-        let new = Table::new(span.projection.keys.clone(), span.projection.values.clone());
-        let old = Table::new(
-            returned.keys().clone().swap_dims(2, 3),
-            returned.values().clone(),
-        );
-        reading.finite = old.finite();
-        reading.bytes = old.bytes(self.shape.dtype.size());
+        let [batch, heads, ..] = span.projection.values.dims();
+        let mut reading = Reading {
+            finite: true,
+            ..Reading::default()
+        };
         for sequence in 0..batch {
+            let of_sequence = |tensor: &Tensor<4>| {
+                let part = tensor.clone().slice_dim(0, sequence..sequence + 1);
+                part.squeeze_dim(0)
+            };
+            let Projection { keys, values } = span.projection;
+            let new = Table::new(of_sequence(keys), of_sequence(values));
             let first = query_positions.slots(sequence, 0).first().copied();
             let first = first.filter(|&first| first != Positions::EMPTY);
             let first =
@@ -95,16 +96,23 @@ impl Recorder {
             for head in 0..heads {
                 for (slot, &position) in used(query_positions.slots(sequence, head)) {
                     let at = (sequence, head, position);
-                    reading.new.insert(at, new.entry(sequence, head, slot));
+                    reading.new.insert(at, new.entry(head, slot));
                 }
-                for (slot, &position) in used(key_positions.slots(sequence, head)) {
-                    let at = (sequence, head, position);
-                    if position < first && !visible(first, position, window) {
-                        continue;
-                    }
-                    let entry = old.entry(sequence, head, slot);
-                    if reading.entries.insert(at, entry).is_some() {
-                        reading.duplicate = Some(at);
+            }
+            for segment in returned.segments(sequence) {
+                let old = Table::new(segment.key_rows(), segment.values().clone());
+                reading.finite &= old.finite();
+                reading.bytes += old.bytes(self.shape.dtype.size());
+                for head in 0..heads {
+                    for (slot, &position) in used(segment.positions(head)) {
+                        let at = (sequence, head, position);
+                        if position < first && !visible(first, position, window) {
+                            continue;
+                        }
+                        let entry = old.entry(head, slot);
+                        if reading.entries.insert(at, entry).is_some() {
+                            reading.duplicate = Some(at);
+                        }
                     }
                 }
             }
@@ -119,17 +127,17 @@ fn used(slots: &[usize]) -> impl Iterator<Item = (usize, &usize)> {
     slots.filter(|&(_, &position)| position != Positions::EMPTY)
 }
 
-/// Keys and values `[batch, heads, slots, width]` on the host.
+/// Keys and values `[heads, slots, width]` on the host.
 struct Table {
     keys: Vec<f32>,
     values: Vec<f32>,
-    dims: [usize; 4],
+    dims: [usize; 3],
 }
 
 impl Table {
-    fn new(keys: Tensor<4>, values: Tensor<4>) -> Self {
+    fn new(keys: Tensor<3>, values: Tensor<3>) -> Self {
         let dims = values.dims();
-        let host = |tensor: Tensor<4>| tensor.try_into_vec_as().expect("entries can be read");
+        let host = |tensor: Tensor<3>| tensor.try_into_vec_as().expect("entries can be read");
         Self {
             keys: host(keys),
             values: host(values),
@@ -137,9 +145,9 @@ impl Table {
         }
     }
 
-    fn entry(&self, sequence: usize, head: usize, slot: usize) -> EntryBits {
-        let [_, heads, slots, width] = self.dims;
-        let from = ((sequence * heads + head) * slots + slot) * width;
+    fn entry(&self, head: usize, slot: usize) -> EntryBits {
+        let [_, slots, width] = self.dims;
+        let from = (head * slots + slot) * width;
         let bits = |of: &[f32]| of[from..from + width].iter().map(|x| x.to_bits()).collect();
         (bits(&self.keys), bits(&self.values))
     }

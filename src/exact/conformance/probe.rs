@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Check, CheckKind, KernelShapes};
 use crate::{
-    exact::{AttentionParams, KV_BLOCK, Weight, attention, linear, rms_norm},
+    exact::{ATTENTION_BLOCK, AttentionParams, PANEL, Segment, Weight, attention, linear, rms_norm},
     positions::Positions,
 };
 
@@ -84,7 +84,7 @@ fn compare(
 }
 
 /// Compares the queries of one call over all keys with small calls. A small call reads the keys up to its last query,
-/// from buffers that were filled at once or in chunks.
+/// from one segment or from many.
 fn compare_queries(
     shapes: &KernelShapes,
     noise: &mut Noise,
@@ -98,40 +98,31 @@ fn compare_queries(
         ..
     } = shapes;
     let shape = vec![heads, kv_heads, head_dim];
-    let tokens = KV_BLOCK + ROWS;
+    let tokens = 2 * ATTENTION_BLOCK + ROWS;
     let query: Tensor<4> = noise.tensor([1, heads, tokens, head_dim], device, dtype);
-    let keys: Tensor<4> = noise.tensor([1, kv_heads, head_dim, tokens], device, dtype);
-    let values: Tensor<4> = noise.tensor([1, kv_heads, tokens, head_dim], device, dtype);
+    let keys: Tensor<3> = noise.tensor([kv_heads, tokens, head_dim], device, dtype);
+    let values: Tensor<3> = noise.tensor([kv_heads, tokens, head_dim], device, dtype);
     let params = AttentionParams::new(1.0 / (head_dim as f64).sqrt());
     let run = |from: usize, count: usize, held: usize, chunks: &[usize]| {
-        let slots = held.div_ceil(KV_BLOCK) * KV_BLOCK;
-        let mut k = Tensor::<4>::zeros([1, kv_heads, head_dim, slots], (device, dtype));
-        let mut v = Tensor::<4>::zeros([1, kv_heads, slots, head_dim], (device, dtype));
+        let mut segments: Vec<Segment> = Vec::new();
         let mut at = 0;
         for &chunk in chunks.iter().cycle() {
-            let range = at..(at + chunk).min(held);
-            let part = keys.clone().slice_dim(3, range.clone());
-            k = k.slice_assign([0..1, 0..kv_heads, 0..head_dim, range.clone()], part);
-            let part = values.clone().slice_dim(2, range.clone());
-            v = v.slice_assign([0..1, 0..kv_heads, range.clone(), 0..head_dim], part);
-            at = range.end;
+            let rows = at..(at + chunk).min(held);
+            // The slots of a chunk start in the panel in which those of the last one end.
+            let first = at / PANEL * PANEL;
+            let part = |of: &Tensor<3>| of.clone().slice_dim(1, first..rows.end);
+            let free = std::iter::repeat_n(Positions::EMPTY, at - first);
+            let positions = free.chain(rows.clone()).collect();
+            let segment = Segment::from_rows(part(&keys), part(&values), vec![positions], first);
+            segments.push(segment);
+            at = rows.end;
             if at == held {
                 break;
             }
         }
-        let key_positions: Vec<usize> = (0..slots)
-            .map(|i| if i < held { i } else { Positions::EMPTY })
-            .collect();
         let query_positions = Positions::contiguous(&[from], &[count]);
         let query = query.clone().slice_dim(2, from..from + count);
-        bits(attention(
-            query,
-            &k,
-            &v,
-            &query_positions,
-            &Positions::shared(&[key_positions]),
-            &params,
-        ))
+        bits(attention(query, &query_positions, &[segments], &params))
     };
     let whole = run(0, tokens, tokens, &[tokens]);
     let mut checks = Vec::new();
@@ -156,7 +147,7 @@ fn offsets(rows: usize, count: usize) -> Vec<usize> {
         1,
         last / 3,
         last / 2,
-        (KV_BLOCK - 1).min(last),
+        (2 * ATTENTION_BLOCK - 1).min(last),
         last.saturating_sub(1),
         last,
     ];

@@ -74,10 +74,10 @@ fn the_newest_positions_are_cut_off_wherever_they_stand() {
     assert_eq!((slots.cached(), slots.used()), (vec![1, 2], 2));
     assert_eq!(slots.take(&[3])[0].to, 0);
     let mut slots = Slots::anchored();
-    slots.grow(KV_BLOCK);
-    slots.take(&[KV_BLOCK + 2, KV_BLOCK + 3]);
-    assert_eq!(slots.truncate(KV_BLOCK + 3, KV_BLOCK + 4), [3..4]);
-    assert_eq!(slots.truncate(0, KV_BLOCK + 3), [2..3], "to nothing");
+    slots.grow(PANEL);
+    slots.take(&[PANEL + 2, PANEL + 3]);
+    assert_eq!(slots.truncate(PANEL + 3, PANEL + 4), [3..4]);
+    assert_eq!(slots.truncate(0, PANEL + 3), [2..3], "to nothing");
 }
 
 #[test]
@@ -108,21 +108,18 @@ fn slots_put_in_order_take_their_scores_along() {
 #[test]
 fn an_anchored_slot_follows_its_position_and_moves_by_blocks() {
     let mut slots = Slots::anchored();
-    let positions: Vec<usize> = (KV_BLOCK - 2..2 * KV_BLOCK + 1).collect();
-    assert_eq!(slots.needed(&positions), 2 * KV_BLOCK + 1);
-    slots.grow(3 * KV_BLOCK);
-    assert_eq!(slots.take(&positions)[0].to, KV_BLOCK - 2);
+    let positions: Vec<usize> = (PANEL - 2..2 * PANEL + 1).collect();
+    assert_eq!(slots.needed(&positions), 2 * PANEL + 1);
+    slots.grow(3 * PANEL);
+    assert_eq!(slots.take(&positions)[0].to, PANEL - 2);
     assert_eq!(
-        slots.slide(KV_BLOCK - 1),
+        slots.slide(PANEL - 1),
         0,
         "the block is in use to its last slot"
     );
-    assert_eq!(slots.slide(KV_BLOCK + 3), KV_BLOCK);
-    assert_eq!(
-        (slots.as_ref()[3], slots.end()),
-        (KV_BLOCK + 3, KV_BLOCK + 1)
-    );
-    assert_eq!(slots.needed(&[2 * KV_BLOCK + 1]), KV_BLOCK + 2);
-    assert_eq!(slots.slide(4 * KV_BLOCK), 0, "nothing is left");
-    assert_eq!(slots.take(&[9 * KV_BLOCK + 5])[0].to, 5, "anchored anew");
+    assert_eq!(slots.slide(PANEL + 3), PANEL);
+    assert_eq!((slots.as_ref()[3], slots.end()), (PANEL + 3, PANEL + 1));
+    assert_eq!(slots.needed(&[2 * PANEL + 1]), PANEL + 2);
+    assert_eq!(slots.slide(4 * PANEL), 0, "nothing is left");
+    assert_eq!(slots.take(&[9 * PANEL + 5])[0].to, 5, "anchored anew");
 }

@@ -75,7 +75,7 @@ fn measured_alone() {
             step(
                 &decoder,
                 &mut cache,
-                &format!("{name} at a whole KV block"),
+                &format!("{name} at a whole block"),
                 base,
             );
             step(&decoder, &mut cache, &format!("{name} one beyond it"), base);

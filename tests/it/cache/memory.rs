@@ -2,15 +2,15 @@
 
 use kv_direct::{
     cache::{CacheBackend, LayerIndex},
-    exact::KV_BLOCK,
-    model::DecoderConfig,
-    policy::{FullKv, Window},
+    exact::{ATTENTION_BLOCK, PANEL},
+    model::{Decoder, DecoderConfig},
+    policy::{FullKv, H2o, H2oConfig, Window},
 };
 
 use crate::support::{
     caches::{PlanKind, backends, residual},
     feed::feed,
-    models::{random_decoder, tiny},
+    models::{random_decoder, sliding, tiny},
     random::tokens,
 };
 
@@ -26,24 +26,31 @@ const TOKEN: usize = 2 * KV * LAYERS * 4;
 /// Bytes of a slot in the lists of positions.
 const POSITION: usize = 8;
 
+/// Bytes of a slot in one layer.
+const SLOT: usize = TOKEN / LAYERS + POSITION;
+
 #[test]
-fn full_kv_holds_every_entry_in_whole_kv_blocks() {
+fn full_kv_holds_every_entry_and_an_eighth_of_slack() {
     let decoder = tiny(2);
     let mut cache = FullKv::new(&decoder.shape());
     assert_eq!(decoder.shape().keys_values_per_token(), TOKEN);
-    for (count, tokens_in) in [(30, 30), (482, 512), (1, 513)] {
+    let mut before = 0;
+    for (count, tokens_in, slots) in [
+        (30, 30, 32),
+        (2, 32, 32),
+        (480, 512, 576),
+        (1, 513, 576),
+        (64, 577, 672),
+    ] {
         feed(&decoder, &mut cache, &tokens(1, count)[..]);
-        let (report, slots) = (cache.memory(), usize::next_multiple_of(tokens_in, KV_BLOCK));
+        let report = cache.memory();
         assert_eq!(report.keys_values, tokens_in * TOKEN);
-        assert_eq!(report.total(), slots * (TOKEN + LAYERS * POSITION));
+        assert_eq!(report.total(), slots * LAYERS * SLOT);
         assert_eq!((report.tokens, report.residuals), (0, 0));
-        // Buffers grow layer by layer: one layer's old KV block is held beside its new ones.
-        let grown = if tokens_in == 513 {
-            KV_BLOCK * (TOKEN / LAYERS + POSITION)
-        } else {
-            0
-        };
+        // Buffers grow layer by layer: the old ones of a layer are held beside its new ones.
+        let grown = if slots > before { before * SLOT } else { 0 };
         assert_eq!(report.scratch_peak, grown);
+        before = slots;
     }
 }
 
@@ -51,20 +58,63 @@ fn full_kv_holds_every_entry_in_whole_kv_blocks() {
 fn a_window_frees_what_a_long_prompt_needed() {
     let decoder = tiny(2);
     let mut cache = Window::new(&decoder.shape(), 20).expect("a budget");
-    let block = KV_BLOCK * (TOKEN + LAYERS * POSITION);
-    for count in [700, 1, 1, 600] {
+    for (count, slots) in [(700, 768), (1, PANEL), (1, PANEL), (600, 704)] {
         feed(&decoder, &mut cache, &tokens(1, count)[..]);
         let report = cache.memory();
         assert_eq!(report.keys_values, 20 * TOKEN);
-        assert_eq!(report.total(), block, "one block, after {count}");
-        // Every layer has two KV blocks while it holds the prompt. On top come the entries of one layer that
-        // are copied into one block, or a layer's old block while it grows to two.
-        let held = match count {
-            700 => block + 20 * TOKEN / LAYERS,
-            600 => block + block / LAYERS,
-            _ => 0,
+        assert_eq!(
+            report.total(),
+            LAYERS * PANEL * SLOT,
+            "one panel, after {count}"
+        );
+        // Every layer holds the prompt until it is committed. On top come the keys of one layer, from which those that
+        // stay are gathered.
+        let keys = if slots > PANEL {
+            slots / 2 * TOKEN / LAYERS
+        } else {
+            0
         };
+        let held = LAYERS * (slots - PANEL) * SLOT + keys;
         assert_eq!(report.scratch_peak, held, "after {count}");
+    }
+}
+
+/// The cache is at most this much larger than its sequences would be alone.
+const TOGETHER: f64 = 1.3;
+
+#[test]
+fn a_long_sequence_costs_its_neighbours_nothing() {
+    let plain = tiny(2);
+    let windows = sliding(40);
+    let observing = H2oConfig::new(600, 100);
+    let mut caches: Vec<(&Decoder, Box<dyn CacheBackend>)> = vec![
+        (&plain, Box::new(FullKv::new(&plain.shape()))),
+        (
+            &plain,
+            Box::new(H2o::new(&plain.shape(), observing).expect("a budget")),
+        ),
+        (&windows, Box::new(FullKv::new(&windows.shape()))),
+        (
+            &windows,
+            Box::new(Window::new(&windows.shape(), 100).expect("a budget")),
+        ),
+    ];
+    for (decoder, cache) in &mut caches {
+        let texts: Vec<Vec<u32>> = (0..16)
+            .map(|i| tokens(i, if i == 7 { 2_000 } else { 10 }))
+            .collect();
+        let mut alone = 0;
+        for text in &texts {
+            let mut cache = cache.fork();
+            feed(decoder, &mut cache, &text[..]);
+            alone += cache.memory().total();
+        }
+        feed(decoder, &mut *cache, texts);
+        let together = cache.memory().total();
+        assert!(
+            together as f64 <= TOGETHER * alone as f64,
+            "{cache:?}: {together} bytes, {alone} alone"
+        );
     }
 }
 
@@ -82,9 +132,9 @@ fn a_plan_of_tokens_holds_hot_tokens_and_ids() {
             assert_eq!(report.tokens, 4 * total);
             assert_eq!(report.residuals, 0);
             if total > hot {
-                let ids = report.total() - hot * (TOKEN + LAYERS * POSITION);
+                let ids = report.total() - hot.next_multiple_of(PANEL) * LAYERS * SLOT;
                 assert!(
-                    (4 * total..=4 * total.next_multiple_of(KV_BLOCK)).contains(&ids),
+                    (4 * total..=4 * (total + total / 8 + PANEL)).contains(&ids),
                     "no slack but that of the list of ids"
                 );
             }
@@ -101,12 +151,13 @@ fn scratch_of_a_replay_does_not_depend_on_the_layers() {
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
     });
-    // 290 old tokens, replayed in three chunks of 128. The entries of a layer fill one KV block.
+    // 290 old tokens, replayed in three chunks of 128. The entries of a layer fill ten panels.
     let residuals = 3 * 128 * HIDDEN * 4;
-    let layer = 2 * KV * KV_BLOCK * 4 + KV_BLOCK * POSITION;
+    let slots = 10 * PANEL;
+    let layer = slots * SLOT;
     // A chunk's residual, its norm, queries and output, and the scores of 128 queries. Scores are held twice
-    // while they are made.
-    let block = 4 * 128 * HIDDEN * 4 + 128 * KV_BLOCK * 4 * 2 * 4;
+    // while they are made. Keys and values of one block of slots are copied.
+    let block = 4 * 128 * HIDDEN * 4 + 2 * (128 * 4 * slots + KV * ATTENTION_BLOCK) * 4;
     assert_eq!(peaks, [residuals + layer + block; 2]);
 }
 
@@ -122,7 +173,7 @@ fn a_plan_of_residuals_holds_one_vector_a_token_and_layer() {
     assert_eq!(report.residuals, 71 * HIDDEN * LAYERS * 4);
     assert_eq!(report.tokens, 0);
     let chunks = usize::next_multiple_of(71, 64);
-    let held = 10 * (2 * TOKEN + LAYERS * POSITION) + chunks * HIDDEN * LAYERS * 4;
+    let held = PANEL * (2 * TOKEN + LAYERS * POSITION) + chunks * HIDDEN * LAYERS * 4;
     assert_eq!(report.total(), held);
 }
 

@@ -72,7 +72,7 @@ fn any_call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// Random calls. Now and then the cache begins just below the end of a KV block.
+/// Random calls. Now and then the cache begins just below the end of a block of attention.
 fn any_calls() -> impl Strategy<Value = (usize, Option<usize>, Vec<Call>, u64)> {
     (
         1usize..=3,

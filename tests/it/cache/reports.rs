@@ -3,6 +3,7 @@
 use burn::tensor::{Device, Tensor};
 use kv_direct::{
     cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Span},
+    exact::Segment,
     forward_backend,
     model::ForwardError,
     policy::{FullKv, H2o, H2oConfig, SnapKv, SnapKvConfig, Tova, TovaConfig},
@@ -37,7 +38,7 @@ struct Faulty {
 impl CacheBackend for Faulty {
     fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
         let read = self.inner.keys_values(layer, span)?;
-        self.slots = read.positions().width();
+        self.slots = read.segments(0).iter().map(Segment::slots).sum();
         if self.fault == Fault::Unasked {
             drop(read);
             self.inner.observe(layer, self.sums())?;

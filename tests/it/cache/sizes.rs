@@ -1,11 +1,11 @@
 //! Shapes, dtypes and bytes of entries.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::Arc};
 
 use burn::tensor::{DType, Device, Tensor};
 use kv_direct::{
     cache::{CacheError, KeysValues, ModelShape},
-    exact::KernelShapes,
+    exact::{KernelShapes, PANEL, Segment},
     model::ForwardError,
     policy::FullKv,
     positions::Positions,
@@ -36,28 +36,42 @@ fn entries_of_another_shape_are_refused() {
 }
 
 #[test]
-fn keys_and_values_must_have_the_same_slots() {
+fn keys_values_and_positions_must_have_the_same_slots() {
     let device = Device::flex();
-    let keys = |slots| Tensor::<4>::zeros([1, 2, 4, slots], &device);
-    let values = |slots| Tensor::<4>::zeros([1, 2, slots, 4], &device);
-    let positions = |slots| Positions::shared(&[vec![0; slots]]);
-    let what = |refused: Result<KeysValues, CacheError>| match refused {
+    let segment = |panels: usize, slots: usize, positions: Vec<usize>, start| {
+        Segment::new(
+            Tensor::zeros([2, panels, 4, PANEL], &device),
+            Tensor::zeros([2, slots, 4], &device),
+            vec![Arc::new(positions)],
+            start,
+        )
+    };
+    let free = |slots| vec![Positions::EMPTY; slots];
+    let new = |segments| KeysValues::new(vec![vec![], segments]);
+    let what = |segments| match new(segments) {
         Err(CacheError::Shape { what, .. }) => what,
         other => panic!("{other:?}"),
     };
-    assert_eq!(
-        what(KeysValues::new(keys(500), values(500), positions(500))),
-        "keys"
-    );
-    assert_eq!(
-        what(KeysValues::new(keys(512), values(1024), positions(512))),
-        "values"
-    );
-    assert_eq!(
-        what(KeysValues::new(keys(512), values(512), positions(511))),
-        "positions of the slots"
-    );
-    assert!(KeysValues::new(keys(512), values(512), positions(512)).is_ok());
+    assert_eq!(what(vec![segment(2, 50, free(50), 0)]), "values");
+    assert_eq!(what(vec![segment(2, 96, free(96), 0)]), "keys");
+    let positions = "positions of the slots";
+    assert_eq!(what(vec![segment(2, 64, free(63), 0)]), positions);
+    let start = "the start of a segment";
+    assert_eq!(what(vec![segment(2, 64, free(64), 8)]), start);
+    assert!(new(vec![segment(2, 64, free(64), 96)]).is_ok());
+
+    // Two segments share a panel: the first uses four of its slots.
+    let first: Vec<usize> = (0..36).chain(free(28)).collect();
+    let second = |from: usize| free(from).into_iter().chain(from + 32..64).collect();
+    let both = |from| {
+        let second = segment(1, 32, second(from), 32);
+        vec![segment(2, 64, first.clone(), 0), second]
+    };
+    assert!(new(both(4)).is_ok());
+    assert_eq!(what(both(3)), "the first slot in use of a segment");
+    let mut turned = both(4);
+    turned.reverse();
+    assert_eq!(what(turned), "the first slot in use of a segment");
 }
 
 /// In bf16: keys and values of a token in all layers, and one residual a layer.

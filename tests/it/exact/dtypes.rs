@@ -16,7 +16,7 @@ use crate::support::{
     random::{noise, random, tokens},
 };
 
-/// A prompt, single tokens and a chunk, across the edge of a KV block of 512.
+/// A prompt, single tokens and a chunk, across the edge of a block of 256 slots.
 const STEPS: [usize; 4] = [505, 1, 8, 1];
 
 /// Tokens whose logits differ from `expected` when the text comes in [`STEPS`].

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::Tensor;
 use kv_direct::{
     cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Span, Step},
-    exact::KV_BLOCK,
+    exact::PANEL,
     model::Decoder,
     policy::{FullKv, H2o, H2oConfig},
     positions::Positions,
@@ -119,7 +119,7 @@ fn a_backend_receives_the_column_sums_it_wants_at_every_layer() {
     let sums = watcher.sums.lock().expect("no other thread panics");
     assert_eq!(sums.len(), 3);
     for sums in sums.iter() {
-        for (index, head) in sums.chunks(KV_BLOCK).enumerate() {
+        for (index, head) in sums.chunks(PANEL).enumerate() {
             let queries = if index < 4 { 9.0 } else { 4.0 };
             assert!(
                 (head.iter().sum::<f32>() - queries).abs() < 1e-5,
@@ -137,7 +137,7 @@ fn a_backend_receives_the_column_sums_it_wants_at_every_layer() {
 fn attention_is_accepted_only_for_the_layer_just_read() {
     let decoder = tiny(2);
     let mut cache = H2o::new(&decoder.shape(), H2oConfig::new(8, 4)).expect("fits");
-    let sums = || Observed::ColumnSums(Tensor::zeros([1, 4, 512], decoder.device()));
+    let sums = || Observed::ColumnSums(Tensor::zeros([1, 4, PANEL], decoder.device()));
     let early = cache.observe(LayerIndex::new(0), sums());
     assert!(
         matches!(

@@ -16,10 +16,9 @@ use crate::support::{
     },
 };
 
-/// Buffers come in KV blocks of 512 slots. An eviction may stay within one, cross from one to another, and
-/// return.
+/// Attention works in blocks of 256 slots. An eviction may stay within one, cross from one to another, and return.
 #[test]
-fn eviction_is_the_same_beyond_one_kv_block() {
+fn eviction_is_the_same_beyond_one_block() {
     let model = Model::new("llama 4/2", models::config(4, 2));
     let steps: Steps = [(500, true), (30, false), (1, false), (9, false), (1, false)]
         .map(|(tokens, more)| (vec![tokens], more))

@@ -1,4 +1,4 @@
-//! Edges of a byte budget: longer sequences, drafts across a KV block, states of another text.
+//! Edges of a byte budget: longer sequences, drafts across a block, states of another text.
 
 use kv_direct::{
     cache::{CacheBackend, CacheError, Draft},
@@ -30,7 +30,7 @@ fn held(cache: &ResidualCheckpoint, budget: usize, what: &str) {
 }
 
 #[test]
-fn a_draft_across_a_kv_block_leaves_no_buffers_behind() {
+fn a_draft_across_a_block_leaves_no_buffers_behind() {
     let decoder = random_decoder(&DecoderConfig::new(97, 64, 8, 4, 4));
     let shape = decoder.shape();
     let plan = Plan::tokens(&shape).with_hot(16).with_chunk(16);

@@ -153,7 +153,7 @@ fn run(decoder: &Decoder, plan: &Plan, budget: usize, name: &str) {
     };
     step(decoder, cache, 300, &what("a start"));
     step(decoder, cache, 2_700, &what("a prompt"));
-    step(decoder, cache, 1_093, &what("to a whole KV block"));
+    step(decoder, cache, 1_093, &what("to a whole block"));
     perform(cache, &what("truncated"), |cache| cache.truncate(&[300]));
     step(decoder, cache, 1, &what("after that"));
     perform(cache, &what("a draft"), CacheBackend::begin_draft);

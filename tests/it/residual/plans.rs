@@ -150,7 +150,7 @@ fn a_state_without_entries_the_plan_stores_is_refused() {
     }
     let refused = cache.set_state(&state);
     assert!(
-        matches!(&refused, Err(CacheError::State { value, .. }) if value == "layer.4.slots"),
+        matches!(&refused, Err(CacheError::State { value, .. }) if value == "layer.4.positions"),
         "{refused:?}"
     );
     assert_eq!(cache.length(0), 20);

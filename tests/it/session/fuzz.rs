@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use kv_direct::{
     Fingerprint,
     cache::{CacheBackend, Draft, TokenIds},
+    exact::PANEL,
     model::{Decoder, DecoderConfig, Input},
     session,
 };
@@ -102,7 +103,7 @@ impl Parts {
                     shape[0] = *count;
                     data.resize(count * token, 0);
                 }
-                How::Turn if shape.len() == 4 => shape.swap(2, 3),
+                How::Turn if shape.len() == 3 => shape.swap(1, 2),
                 How::Remove => drop(self.tensors.remove(name)),
                 How::Become(other) => {
                     let taken = self.tensors[other.get(&names)].clone();
@@ -209,9 +210,10 @@ impl Subject<'_> {
         let mut cache = self.empty.fork();
         let (loaded, peak, _) =
             measure(|| session::load(self.path, &mut cache, &self.model, &Device::flex()).is_ok());
-        // Entries are held in whole KV blocks of 512, in every layer and of every sequence.
+        // Entries are held in whole panels of 32, in every layer and of every sequence.
         let token = self.decoder.shape().keys_values_per_token();
-        let most = file.len() * FACTOR + CONSTANT + cache.lengths().len() * 2 * 512 * (token + 64);
+        let most =
+            file.len() * FACTOR + CONSTANT + cache.lengths().len() * 4 * PANEL * (token + 64);
         prop_assert!(peak <= most, "{peak} bytes for a file of {}", file.len());
         if loaded {
             used(self.decoder, &mut cache);

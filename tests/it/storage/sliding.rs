@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use kv_direct::{
     cache::{CacheBackend, CacheError, LayerIndex},
-    exact::KV_BLOCK,
+    exact::{ATTENTION_BLOCK, PANEL},
     model::Decoder,
     policy::{FullKv, Window},
     residual::ResidualCheckpoint,
@@ -37,11 +37,13 @@ fn entries_beyond_the_window_are_never_missed() {
     let windows = [
         1,
         2,
-        12,
+        PANEL - 1,
+        PANEL,
+        PANEL + 1,
         100,
-        KV_BLOCK - 1,
-        KV_BLOCK,
-        KV_BLOCK + 1,
+        ATTENTION_BLOCK - 1,
+        ATTENTION_BLOCK,
+        ATTENTION_BLOCK + 1,
         700,
         5000,
     ];
@@ -100,9 +102,8 @@ fn a_layer_holds_its_window_and_the_last_step_only() {
                 ENTRY * entries,
                 "{cache:?} after {step}"
             );
-            // A window of 19 and one token fit one KV block, or lie at the edge of two. The full-attention
-            // layer may have grown.
-            let slots = |entries: usize| (entries + KV_BLOCK).next_multiple_of(KV_BLOCK);
+            // A window may begin within a panel. The full-attention layer may have grown by an eighth.
+            let slots = |entries: usize| (entries + entries / 8 + PANEL).next_multiple_of(PANEL);
             let most = 2 * slots(before.min(19) + step) + slots(total.min(*budget));
             let ids = 16 * total;
             assert!(
@@ -168,7 +169,7 @@ fn the_last_step_can_be_undone_an_older_one_only_rebuilt() {
 /// another sequence's.
 #[test]
 fn each_sequence_slides_at_its_own_position() {
-    let decoder = sliding(KV_BLOCK);
+    let decoder = sliding(2 * ATTENTION_BLOCK);
     let make = || -> (FullKv, ResidualCheckpoint) {
         (
             FullKv::new(&decoder.shape()),

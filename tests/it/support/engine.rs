@@ -207,10 +207,8 @@ impl Replay for View<'_> {
         let query = linear(self.normed(residual.clone(), 0), &self.block().query);
         let mixed = attention(
             self.rotated(heads(query), positions),
-            keys_values.keys(),
-            keys_values.values(),
             positions,
-            keys_values.positions(),
+            keys_values.sequences(),
             &AttentionParams::new(1.0 / (HEAD as f64).sqrt()),
         );
         let residual = residual + linear(mixed, &self.block().output);
