@@ -5,6 +5,8 @@ use std::{num::NonZeroUsize, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 
+#[cfg(feature = "flex")]
+use super::ops::{self, Reads, Wanted};
 use super::{
     ATTENTION_BLOCK, PANEL, Segment,
     blocks::{Block, Reach, blocks},
@@ -79,7 +81,30 @@ pub fn attention(
     segments: &[Vec<Segment>],
     params: &AttentionParams,
 ) -> Tensor<3> {
+    #[cfg(feature = "flex")]
+    if ops::owns_attention(&query, segments) {
+        let reads = checked(&query, query_positions, segments, params, Wanted::Nothing);
+        return ops::attention::<1>(query, reads).0;
+    }
     run(query, query_positions, segments, params, |_| {})
+}
+
+/// The same arguments for the kernel, checked.
+#[cfg(feature = "flex")]
+pub(super) fn checked<'a>(
+    query: &Tensor<4>,
+    positions: &'a Positions,
+    segments: &'a [Vec<Segment>],
+    params: &'a AttentionParams,
+    report: Wanted,
+) -> Reads<'a> {
+    check_all(query, positions, segments);
+    Reads {
+        positions,
+        segments,
+        params,
+        report,
+    }
 }
 
 /// Bytes of temporaries that [`attention`] holds for the scores of its largest block of queries and for one block of
@@ -121,23 +146,12 @@ pub(super) fn run(
     params: &AttentionParams,
     mut observe: impl FnMut(&Weighted<'_>),
 ) -> Tensor<3> {
-    let [batch, heads, tokens, head_dim] = query.dims();
-    assert_eq!(
-        (
-            query_positions.sequences(),
-            query_positions.width(),
-            segments.len()
-        ),
-        (batch, tokens, batch),
-        "a position for every query, and a list of segments for every sequence"
-    );
+    check_all(&query, query_positions, segments);
+    let [_, heads, tokens, head_dim] = query.dims();
     let width = heads * head_dim;
     let (device, dtype) = (query.device(), query.dtype());
     let query = query.mul_scalar(params.scale);
     let outputs = segments.iter().enumerate().map(|(sequence, segments)| {
-        for segment in segments {
-            check(segment, heads, head_dim);
-        }
         let positions = query_positions.slots(sequence, 0);
         let at = [sequence..sequence + 1, 0..heads, 0..tokens, 0..head_dim];
         let query = query.clone().slice(at).reshape([heads, tokens, head_dim]);
@@ -169,6 +183,22 @@ fn joined(mut parts: Vec<Tensor<3>>, dim: usize) -> Tensor<3> {
     match parts.len() {
         1 => parts.remove(0),
         _ => Tensor::cat(parts, dim),
+    }
+}
+
+fn check_all(query: &Tensor<4>, query_positions: &Positions, segments: &[Vec<Segment>]) {
+    let [batch, heads, tokens, head_dim] = query.dims();
+    assert_eq!(
+        (
+            query_positions.sequences(),
+            query_positions.width(),
+            segments.len()
+        ),
+        (batch, tokens, batch),
+        "a position for every query, and a list of segments for every sequence"
+    );
+    for segment in segments.iter().flatten() {
+        check(segment, heads, head_dim);
     }
 }
 

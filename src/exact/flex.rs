@@ -1,16 +1,18 @@
 //! The operations of [`ExactOps`] on `flex`: tensors taken apart into slices for the kernels.
 
+mod attention;
+
 use std::sync::Arc;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::TensorData,
+    tensor::{DType, TensorData, bf16, f16},
 };
 
 use super::{
     Activation,
     kernels::{self, threads},
-    ops::ExactOps,
+    ops::{ExactOps, Reads},
     packed::Packed,
 };
 

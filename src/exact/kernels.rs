@@ -9,6 +9,7 @@
     reason = "loops over the lanes of several arrays at once"
 )]
 
+pub(crate) mod attention;
 mod format;
 mod linear;
 mod math;
@@ -18,7 +19,8 @@ pub(crate) mod threads;
 
 pub use self::simd::SimdLevel;
 pub(crate) use self::{
-    format::{Format, PANEL},
+    format::Format,
     linear::linear,
     rows::{gated, norm, rotate},
 };
+use super::PANEL;

@@ -9,6 +9,11 @@ use super::{
     attention::{AttentionParams, Weighted, run},
     zeros,
 };
+#[cfg(feature = "flex")]
+use super::{
+    attention::checked,
+    ops::{self, Wanted},
+};
 use crate::positions::Positions;
 
 /// Attention, and the sum of the probabilities that each slot received from all queries, for every query head.
@@ -29,6 +34,14 @@ pub fn attention_with_column_sums(
     segments: &[Vec<Segment>],
     params: &AttentionParams,
 ) -> (Tensor<3>, Tensor<3>) {
+    #[cfg(feature = "flex")]
+    if ops::owns_attention(&query, segments) {
+        let wanted = Wanted::ColumnSums;
+        return ops::attention(
+            query.clone(),
+            checked(&query, query_positions, segments, params, wanted),
+        );
+    }
     let [batch, heads, ..] = query.dims();
     let device = query.device();
     let options = (&device, DType::F32);
@@ -85,6 +98,14 @@ pub fn attention_with_last_queries(
     params: &AttentionParams,
     last: usize,
 ) -> (Tensor<3>, Tensor<4>) {
+    #[cfg(feature = "flex")]
+    if ops::owns_attention(&query, segments) {
+        let wanted = Wanted::LastQueries(last);
+        return ops::attention(
+            query.clone(),
+            checked(&query, query_positions, segments, params, wanted),
+        );
+    }
     let [batch, heads, tokens, _] = query.dims();
     let last = last.min(tokens);
     let options = (&query.device(), DType::F32);

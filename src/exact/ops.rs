@@ -10,7 +10,8 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 
-use super::{Activation, packed::Packed};
+use super::{Activation, AttentionParams, Segment, packed::Packed};
+use crate::positions::Positions;
 
 /// Operations whose order of sums `docs/exactness.md` gives. All tensors are f32.
 #[backend_extension(Flex)]
@@ -36,6 +37,32 @@ pub(super) trait ExactOps: Backend {
 
     /// `activation(gate) · up`, `[.., 2 · width]` to `[.., width]`; the gate comes first.
     fn exact_gated(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+
+    /// Attention of `[batch, heads, tokens, head_dim]`: `[batch, tokens, heads · head_dim]`, and what is reported.
+    fn exact_attention(
+        query: FloatTensor<Self>,
+        reads: Reads<'_>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// What attention reads beside the queries, and what it reports.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reads<'a> {
+    pub(super) positions: &'a Positions,
+    pub(super) segments: &'a [Vec<Segment>],
+    pub(super) params: &'a AttentionParams,
+    pub(super) report: Wanted,
+}
+
+/// What attention reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Nothing: `[0]`.
+    Nothing,
+    /// The sums of all probabilities of a slot: `[batch, heads, slots]`.
+    ColumnSums,
+    /// The probabilities of the last queries: `[batch, heads, queries, slots]`.
+    LastQueries(usize),
 }
 
 /// Whether the kernels of this crate run operations on tensors of this dtype on this device.
@@ -65,4 +92,22 @@ pub(super) fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4
 
 pub(super) fn gated(x: Tensor<3>, activation: Activation) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::exact_gated(x.into_dispatch(), activation))
+}
+
+/// Attention over segments whose elements the kernels read; `D` is the rank of what is reported.
+pub(super) fn attention<const D: usize>(
+    query: Tensor<4>,
+    reads: Reads<'_>,
+) -> (Tensor<3>, Tensor<D>) {
+    let (out, report) = Dispatch::exact_attention(query.into_dispatch(), reads);
+    (Tensor::from_dispatch(out), Tensor::from_dispatch(report))
+}
+
+/// Whether the kernels of this crate read these entries for such a query.
+pub(super) fn owns_attention(query: &Tensor<4>, segments: &[Vec<Segment>]) -> bool {
+    let reads = |segment: &Segment| {
+        let dtype = segment.values().dtype();
+        segment.keys().dtype() == dtype && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+    };
+    owned(&query.device(), query.dtype()) && segments.iter().flatten().all(reads)
 }

@@ -4,7 +4,10 @@ use std::fmt;
 
 use burn::tensor::{DType, bf16, f16};
 
-use super::kernels::{self, Format, PANEL};
+use super::{
+    PANEL,
+    kernels::{self, Format},
+};
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
 /// zeros.

@@ -4,7 +4,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Check, CheckKind, KernelShapes};
 use crate::{
-    exact::{ATTENTION_BLOCK, AttentionParams, PANEL, Segment, Weight, attention, linear, rms_norm},
+    exact::{
+        ATTENTION_BLOCK, AttentionParams, PANEL, Segment, Weight, attention, linear, rms_norm,
+    },
     positions::Positions,
 };
 

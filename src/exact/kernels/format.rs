@@ -2,8 +2,7 @@
 
 use burn::tensor::{bf16, f16};
 
-/// Columns of a panel, and slots of a panel of keys.
-pub(crate) const PANEL: usize = 32;
+use crate::exact::PANEL;
 
 /// A block of a panel: the weights of [`PANEL`] columns in `ROWS` consecutive rows of the reduction.
 ///

@@ -1,0 +1,297 @@
+//! Attention of the queries of several sequences.
+//!
+//! Work is cut into units: some queries that share a KV head, and one block of slots. A unit depends on no other, so
+//! threads share them out. Then the blocks of each query are merged in rising order.
+
+mod block;
+mod pieces;
+mod report;
+
+pub(crate) use self::{
+    block::Stored,
+    pieces::{Entries, Sight},
+    report::Report,
+};
+use self::{
+    block::{Block, Scratch, merge},
+    pieces::Piece,
+};
+use super::{SimdLevel, threads};
+
+/// The shape of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl Heads {
+    /// Query heads that share a KV head.
+    pub(crate) const fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+/// The queries and entries of one sequence.
+pub(crate) struct Sequence<'a, T> {
+    /// What each query sees, in rising order of tokens.
+    pub(crate) sights: Vec<Sight>,
+    /// For every KV head, the segments with its entries.
+    pub(crate) entries: Vec<Vec<Entries<'a, T>>>,
+    /// What is reported of its queries.
+    pub(crate) report: Report<'a>,
+}
+
+/// What all sequences of a call share.
+pub(crate) struct Call<'a> {
+    pub(crate) heads: Heads,
+    /// The query of a sequence, a token and a head.
+    pub(crate) query: &'a (dyn Fn(usize, usize, usize) -> &'a [f32] + Sync),
+    pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+}
+
+/// Computes all queries into `out`, `[batch, tokens, heads · head_dim]`. It is zero where a query sees nothing.
+pub(crate) fn attend<T: Stored>(
+    call: &Call<'_>,
+    sequences: &mut [Sequence<'_, T>],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    let slots = |sequence: &Sequence<'_, T>| {
+        let entries = sequence.entries.first().into_iter().flatten();
+        let slots: usize = entries.map(|entries| entries.positions.len()).sum();
+        slots * usize::from(sequence.report.is_some())
+    };
+    let reported = sequences.iter().map(slots).sum::<usize>() * call.heads.heads;
+    let together = (SCORES / reported.max(1)).clamp(FEWEST_TOKENS, TOKENS);
+    for from in (0..tokens).step_by(together) {
+        let tokens_now = from..(from + together).min(tokens);
+        chunk(call, sequences, tokens, tokens_now, out);
+    }
+}
+
+/// Tokens whose queries are computed together: at most, and at least where exponentials are kept for a report.
+const TOKENS: usize = 64;
+const FEWEST_TOKENS: usize = 8;
+/// Exponentials that are kept for a report, unless [`FEWEST_TOKENS`] have more.
+const SCORES: usize = 1 << 19;
+/// Blocks of slots after which results are merged: what units return does not grow with the context.
+const WAVE: usize = 16;
+/// Queries of a unit: a multiple of those of every tile.
+const ROWS: usize = 96;
+/// Units that a thread takes at a time are at least this many scores.
+const GRAIN: usize = 1 << 12;
+
+/// Some queries that share a KV head, and one block of slots.
+struct Unit<'a> {
+    sequence: usize,
+    kv_head: usize,
+    rows: std::ops::Range<usize>,
+    pieces: &'a [Piece],
+    /// For each row the maximum, the sum, and the output.
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    mixed: Vec<f32>,
+    /// For each row the exponentials of the block's slots, where they are reported.
+    weights: Option<Vec<[f32; block::SLOTS]>>,
+}
+
+/// The merged state of the rows of a sequence and KV head.
+struct Rows {
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    mixed: Vec<f32>,
+}
+
+fn chunk<T: Stored>(
+    call: &Call<'_>,
+    sequences: &mut [Sequence<'_, T>],
+    tokens: usize,
+    now: std::ops::Range<usize>,
+    out: &mut [f32],
+) {
+    let Heads {
+        heads,
+        kv_heads,
+        head_dim,
+    } = call.heads;
+    let group = call.heads.group();
+    // What is read: for every sequence and KV head, the pieces that a query sees.
+    let mut pieces: Vec<Vec<Piece>> = Vec::with_capacity(sequences.len() * kv_heads);
+    let mut states: Vec<Rows> = Vec::with_capacity(pieces.capacity());
+    for sequence in &*sequences {
+        let end = sequence.sights.len().min(now.end).max(now.start);
+        let sights = &sequence.sights[now.start.min(end)..end];
+        let seen = sights.iter().copied().reduce(Sight::with);
+        for entries in &sequence.entries {
+            pieces.push(seen.map_or_else(Vec::new, |seen| pieces::pieces(entries, seen)));
+            let rows = sights.len() * group;
+            states.push(Rows {
+                max: vec![f32::NEG_INFINITY; rows],
+                sum: vec![0.0; rows],
+                mixed: vec![0.0; rows * head_dim],
+            });
+        }
+    }
+    let blocks: Vec<Vec<&[Piece]>> = pieces
+        .iter()
+        .map(|pieces| {
+            pieces
+                .chunk_by(|one, next| one.block == next.block)
+                .collect()
+        })
+        .collect();
+    let most = blocks.iter().map(Vec::len).max().unwrap_or(0);
+    for from in (0..most).step_by(WAVE) {
+        let mut units = Vec::new();
+        for (index, (blocks, state)) in blocks.iter().zip(&states).enumerate() {
+            let (sequence, kv_head) = (index / kv_heads, index % kv_heads);
+            let reported = sequences[sequence].report.wants(&now);
+            for pieces in blocks.iter().skip(from).take(WAVE) {
+                for first in (0..state.max.len()).step_by(ROWS) {
+                    let rows = first..(first + ROWS).min(state.max.len());
+                    units.push(Unit {
+                        sequence,
+                        kv_head,
+                        pieces,
+                        max: vec![0.0; rows.len()],
+                        sum: vec![0.0; rows.len()],
+                        mixed: vec![0.0; rows.len() * head_dim],
+                        weights: reported.then(|| vec![[0.0; block::SLOTS]; rows.len()]),
+                        rows,
+                    });
+                }
+            }
+        }
+        let scores: usize = units.iter().map(|u| u.rows.len() * block::SLOTS).sum();
+        let shares = (scores / GRAIN).clamp(1, 2 * threads::count());
+        let grain = units.len().div_ceil(shares).max(1);
+        let (sequences_now, first) = (&*sequences, now.start);
+        threads::chunks(&mut units, grain, |_, units| {
+            let simd = SimdLevel::current();
+            for unit in units {
+                unit.compute(call, simd, &sequences_now[unit.sequence], first);
+            }
+        });
+        for unit in &units {
+            let state = &mut states[unit.sequence * kv_heads + unit.kv_head];
+            for (index, row) in unit.rows.clone().enumerate() {
+                let new = &unit.mixed[index * head_dim..][..head_dim];
+                merge(
+                    (&mut state.max[row], &mut state.sum[row]),
+                    &mut state.mixed[row * head_dim..][..head_dim],
+                    (unit.max[index], unit.sum[index]),
+                    new,
+                );
+            }
+        }
+        // Exponentials are turned into probabilities when the maximum is final: all blocks are needed for that.
+        for unit in units {
+            let index = unit.sequence * kv_heads + unit.kv_head;
+            if let Some(weights) = unit.weights {
+                let report = &mut sequences[unit.sequence].report;
+                report.keep(index % kv_heads, unit.rows, unit.pieces, unit.max, weights);
+            }
+        }
+    }
+    let width = heads * head_dim;
+    for (index, state) in states.iter().enumerate() {
+        let (sequence, kv_head) = (index / kv_heads, index % kv_heads);
+        for (row, mixed) in state.mixed.chunks_exact(head_dim).enumerate() {
+            let token = now.start + row / group;
+            let at =
+                (sequence * tokens + token) * width + (kv_head * group + row % group) * head_dim;
+            let sum = state.sum[row];
+            if state.max[row] == f32::NEG_INFINITY && sum == 0.0 {
+                continue;
+            }
+            // Adding 0 turns -0 into 0: it depends on how many invisible slots were read.
+            for (out, mixed) in out[at..at + head_dim].iter_mut().zip(mixed) {
+                *out = mixed / sum + 0.0;
+            }
+        }
+    }
+    for (sequence, states) in sequences.iter_mut().zip(states.chunks(kv_heads)) {
+        let finals = states.iter().map(|rows| (&rows.max[..], &rows.sum[..]));
+        sequence.report.add(call.heads, now.start, finals);
+    }
+}
+
+impl Unit<'_> {
+    /// Computes the rows in tiles of as many as suit the vector registers.
+    fn compute<T: Stored>(
+        &mut self,
+        call: &Call<'_>,
+        simd: SimdLevel,
+        sequence: &Sequence<'_, T>,
+        first_token: usize,
+    ) {
+        let mut from = 0;
+        while from < self.rows.len() {
+            let left = self.rows.len() - from;
+            macro_rules! tile {
+                ($rows:literal, $lanes:literal) => {{
+                    self.tile::<T, $rows, $lanes>(call, simd, sequence, first_token, from);
+                    $rows
+                }};
+            }
+            from += match (simd, left) {
+                (SimdLevel::Avx512, 12..) => tile!(12, 32),
+                (_, 1) => tile!(1, 32),
+                (_, 2) => tile!(2, 32),
+                (_, 3) => tile!(3, 32),
+                (_, 4) => tile!(4, 16),
+                _ => tile!(6, 16),
+            };
+        }
+    }
+
+    fn tile<T: Stored, const R: usize, const LANES: usize>(
+        &mut self,
+        call: &Call<'_>,
+        simd: SimdLevel,
+        sequence: &Sequence<'_, T>,
+        first_token: usize,
+        from: usize,
+    ) {
+        let Heads { head_dim, .. } = call.heads;
+        let group = call.heads.group();
+        let count = R.min(self.rows.len() - from);
+        let mut query = vec![[0.0; R]; head_dim];
+        let mut sights = [Sight::NOTHING; R];
+        for (r, sight) in sights.iter_mut().enumerate().take(count) {
+            let row = self.rows.start + from + r;
+            let (token, head) = (
+                first_token + row / group,
+                self.kv_head * group + row % group,
+            );
+            *sight = sequence.sights[token];
+            let values = (call.query)(self.sequence, token, head);
+            for (lanes, value) in query.iter_mut().zip(values) {
+                lanes[r] = value * call.scale;
+            }
+        }
+        let mut scratch = Scratch::new();
+        let (mut max, mut sum, mut mixed) = ([0.0; R], [0.0; R], vec![0.0; R * head_dim]);
+        simd.run(Block::<T, R, LANES> {
+            query: &query,
+            sights: &sights,
+            entries: &sequence.entries[self.kv_head],
+            pieces: self.pieces,
+            softcap: call.softcap,
+            scratch: &mut scratch,
+            max: &mut max,
+            sum: &mut sum,
+            mixed: &mut mixed,
+        });
+        self.max[from..from + count].copy_from_slice(&max[..count]);
+        self.sum[from..from + count].copy_from_slice(&sum[..count]);
+        let to = &mut self.mixed[from * head_dim..][..count * head_dim];
+        to.copy_from_slice(&mixed[..count * head_dim]);
+        if let Some(weights) = &mut self.weights {
+            weights[from..from + count].copy_from_slice(&scratch.scores()[..count]);
+        }
+    }
+}
