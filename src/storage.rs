@@ -20,5 +20,9 @@ mod slots;
 mod steps;
 mod undo;
 
-pub(crate) use self::{buffers::index, layer::LayerStore, slots::Slots};
+pub(crate) use self::{
+    buffers::index,
+    layer::{LayerStore, newest_slots},
+    slots::Slots,
+};
 pub use self::{layers::LayerStores, steps::StepTracker};

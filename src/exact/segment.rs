@@ -78,23 +78,22 @@ impl Segment {
         mut positions: Vec<Vec<usize>>,
         start: usize,
     ) -> Self {
-        let [kv_heads, rows, head_dim] = keys.dims();
+        let [kv_heads, count, head_dim] = keys.dims();
         assert_eq!(values.dims(), keys.dims(), "values like keys");
-        let slots = rows.next_multiple_of(PANEL);
-        let whole = |rows_of: Tensor<3>| {
-            if rows == slots {
-                return rows_of;
+        let slots = whole(count.max(1));
+        let padded = |rows: Tensor<3>| {
+            let free = zeros([kv_heads, slots, head_dim], (&rows.device(), rows.dtype()));
+            match count {
+                0 => free,
+                _ => free.slice_assign([0..kv_heads, 0..count, 0..head_dim], rows),
             }
-            let options = (&rows_of.device(), rows_of.dtype());
-            let free = zeros([kv_heads, slots - rows, head_dim], options);
-            Tensor::cat(vec![rows_of, free], 1)
         };
         for list in &mut positions {
             list.resize(slots, Positions::EMPTY);
         }
         Self {
-            keys: panels(whole(keys)),
-            values: whole(values),
+            keys: panels(padded(keys)),
+            values: padded(values),
             positions: positions.into_iter().map(Arc::new).collect(),
             start,
         }

@@ -1,4 +1,4 @@
-//! All entries of a layer, assembled from rebuilt, stored and new ones.
+//! All entries of a layer: rebuilt, stored and new ones.
 
 use super::{
     certify::{Blocks, same},
@@ -6,12 +6,12 @@ use super::{
 };
 use crate::{
     cache::{CacheError, KeysValues, Projection, Replay},
-    exact::whole,
+    exact::{PANEL, whole},
     positions::Positions,
     storage::LayerStore,
 };
 
-/// What the entries of a layer are assembled from, by sequence.
+/// What the entries of a layer come from, by sequence.
 pub(super) struct Filling<'a> {
     /// Tokens that are rebuilt: those that are not stored, and those that are to be compared.
     pub(super) prefix: &'a Prefix,
@@ -27,7 +27,7 @@ pub(super) struct Filling<'a> {
     pub(super) certified: Option<&'a mut Blocks>,
 }
 
-/// All entries of a layer, and the bytes that assembling them took.
+/// All entries of a layer, and the bytes that it took.
 pub(super) struct Filled {
     pub(super) keys_values: KeysValues,
     /// Bytes of entries that were copied to be moved.
@@ -35,30 +35,90 @@ pub(super) struct Filled {
 }
 
 impl Filling<'_> {
-    /// Assembles the entries in the buffers of `all`, or in `store` if nothing is dropped. Leaves those from
-    /// `first_held` on in `store`.
+    /// Puts the entries below `first_held` into `older` and leaves the others in `store`: attention reads both. With
+    /// certified eviction `older` has all entries.
     pub(super) fn fill(
         mut self,
+        store: &mut LayerStore,
+        older: &mut LayerStore,
+        replay: &dyn Replay,
+    ) -> Result<Filled, CacheError> {
+        if self.certified.is_some() {
+            return self.certify(store, older, replay);
+        }
+        let copied = self.split(store, older, replay)?;
+        Ok(Filled {
+            keys_values: store.read_after(older)?,
+            copied,
+        })
+    }
+
+    /// Puts every entry to its side of `first_held`. Returns the bytes of entries that were moved.
+    fn split(
+        &self,
+        store: &mut LayerStore,
+        older: &mut LayerStore,
+        replay: &dyn Replay,
+    ) -> Result<usize, CacheError> {
+        older.vacate();
+        let (dropped, first_held) = (self.dropped, self.first_held);
+        let old = |sequence: usize, position: usize| position < first_held[sequence];
+        let hot = |sequence: usize, position: usize| position >= first_held[sequence];
+        let slots: Vec<usize> = first_held.iter().map(|&end| whole(end)).collect();
+        let room = first_held.iter().zip(self.after);
+        let room = room.map(|(first, after)| whole(after - first / PANEL * PANEL));
+        let room: Vec<usize> = room.collect();
+        // After a truncation the store is short of entries. The rebuilt ones come in front of those it has.
+        let short = first_held
+            .iter()
+            .zip(dropped)
+            .any(|(first, dropped)| first < dropped);
+        let held = short.then(|| std::mem::replace(store, store.emptied()));
+        self.prefix.project(replay, |entries, positions| {
+            let missing = positions.filter(|sequence, position| position < dropped[sequence]);
+            older.reserve(&slots, entries);
+            older.append(entries, &missing.filter(old));
+            if short {
+                store.reserve(&room, entries);
+                store.append(entries, &missing.filter(hot));
+            }
+            Ok(())
+        })?;
+        if let Some((entries, _)) = self.new {
+            older.reserve(&slots, entries);
+        }
+        let moved = match &held {
+            Some(held) => {
+                held.copy_into(older, old);
+                held.copy_into(store, hot);
+                held.held()
+            }
+            None => {
+                store.copy_into(older, old);
+                store.drop_below(first_held)
+            }
+        };
+        let Some((entries, positions)) = self.new else {
+            return Ok(moved);
+        };
+        older.append(entries, &positions.filter(old));
+        let grown = store.append(entries, &positions.filter(hot));
+        Ok(moved.max(grown))
+    }
+
+    /// Puts every entry into `all`, and leaves in `store` those from `first_held` on and those that differ.
+    fn certify(
+        &mut self,
         store: &mut LayerStore,
         all: &mut LayerStore,
         replay: &dyn Replay,
     ) -> Result<Filled, CacheError> {
-        let (used, free) = store.bytes();
-        let drops = self.first_held.iter().any(|&first_held| first_held > 0);
-        if !drops && self.certified.is_none() {
-            self.refill(store, replay)?;
-            return Ok(Filled {
-                keys_values: store.read()?,
-                copied: used + free,
-            });
-        }
+        let (copied, _) = store.bytes();
         let differing = self.assemble(store, all, replay)?;
         let first_held = self.first_held;
         let stays = |sequence: usize, position: usize| {
             position >= first_held[sequence] || differing.binary_search(&position).is_ok()
         };
-        // After a truncation the store is short of entries, and rebuilt ones fill it up. Then all of it is stored anew
-        // in rising order, because a store that holds every entry is read in its own order.
         let mut pairs = first_held.iter().zip(self.dropped);
         if pairs.any(|(first_held, dropped)| first_held < dropped) {
             *store = store.emptied();
@@ -69,30 +129,16 @@ impl Filling<'_> {
                 store.append(entries, &positions.filter(stays));
             }
         }
+        let keys_values = all.read()?;
         Ok(Filled {
-            keys_values: all.read()?,
-            copied: used,
+            keys_values,
+            copied,
         })
     }
 
     /// Slots for all entries, of each sequence.
     fn slots(&self) -> Vec<usize> {
         self.after.iter().map(|&length| whole(length)).collect()
-    }
-
-    /// Stores every entry anew, in rising order.
-    fn refill(&self, store: &mut LayerStore, replay: &dyn Replay) -> Result<(), CacheError> {
-        let held = std::mem::replace(store, store.emptied());
-        self.prefix.project(replay, |entries, positions| {
-            store.reserve(&self.slots(), entries);
-            store.append(entries, &positions.filter(|i, p| p < self.dropped[i]));
-            Ok(())
-        })?;
-        held.copy_into(store, |_, _| true);
-        if let Some((entries, positions)) = self.new {
-            store.append(entries, positions);
-        }
-        Ok(())
     }
 
     /// Puts every entry into its slot of `all`. Returns the positions of old entries that stay because they differ from

@@ -78,17 +78,17 @@ impl Need {
         // A layer's buffers beside the larger or smaller ones that replace them.
         let moving = layers.max().unwrap_or(0) + bytes.slots(size.differing);
         let assembles = rebuilt(shape, plan).count() > size.complete_after;
-        let all = if assembles {
-            bytes.slots(whole(after))
+        let older = if assembles {
+            bytes.slots(older(plan, size))
         } else {
             0
         };
         let replayed = size.missing || assembles && after > plan.hot();
         let scratch = if replayed {
             // A resume works on ids of its own.
-            all + ids + replay(shape, plan, size, &bytes, moving)
+            older + ids + replay(shape, plan, size, &bytes, moving)
         } else {
-            moving + all
+            moving + older
         };
         Self { between, scratch }
     }
@@ -139,13 +139,23 @@ fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving
                 2 * bytes.slots(slots) + block(flow.leaves, slots)
             }
             None => {
-                let hot = bytes.slots(grown(after).min(whole(plan.limit(true))));
-                hot + block(flow.leaves, whole(after))
+                let hot = grown(after).min(plan.slots(size.certified));
+                bytes.slots(hot) + block(flow.leaves, whole(after))
             }
         };
         most = most.max(here);
     }
     carried + most
+}
+
+/// The most slots that all rebuilt layers share: for what their stores do not have, with certified eviction for all. A
+/// bound that falls only where the slots of hot entries rise, so that more hot tokens never need fewer bytes.
+fn older(plan: &Plan, size: StepSize) -> usize {
+    let all = whole(size.after);
+    match size.certified {
+        true => all,
+        false => all.min((all + 2 * PANEL).saturating_sub(plan.slots(false))),
+    }
 }
 
 /// Slots that a layer's store holds after a step.
@@ -158,7 +168,7 @@ fn slots(shape: &ModelShape, plan: &Plan, size: StepSize, layer: usize) -> usize
     if !plan.rebuilds(layer) || complete.any(|complete| complete == layer) {
         return grown(after);
     }
-    grown(after).min(whole(plan.limit(size.certified)))
+    grown(after).min(plan.slots(size.certified))
 }
 
 /// Slots that a sliding window takes, with the panel that it starts in and `more` entries. Windows may be as large as

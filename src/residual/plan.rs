@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use crate::cache::{CacheError, ModelShape};
+use crate::{
+    cache::{CacheError, ModelShape},
+    exact::whole,
+    storage::newest_slots,
+};
 
 /// What is retained of old tokens at one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,11 +245,13 @@ impl Plan {
         self
     }
 
-    /// The most entries that a rebuilt layer stores, unless some differed when they were rebuilt. Certified entries are
-    /// dropped in whole chunks.
-    pub(super) const fn limit(&self, certified: bool) -> usize {
-        let more = if certified { self.chunk } else { 0 };
-        self.hot.saturating_add(more)
+    /// The most slots that a rebuilt layer has, unless some entries differed when they were rebuilt. Certified entries
+    /// are dropped in whole chunks.
+    pub(super) const fn slots(&self, certified: bool) -> usize {
+        match certified {
+            true => whole(self.hot.saturating_add(self.chunk)),
+            false => newest_slots(self.hot),
+        }
     }
 
     /// Which layers a replay runs through if entries are `missing` at these.

@@ -3,7 +3,7 @@
 use super::{Flow, ResidualCheckpoint, Retain, fill::Filling, prefix::Prefix};
 use crate::{
     cache::{CacheError, KeysValues, Projection, Replay},
-    exact::Segment,
+    exact::whole,
     positions::{Positions, visible},
     storage::LayerStore,
 };
@@ -15,15 +15,15 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(super) struct Rebuilding {
     prefix: Prefix,
-    /// All entries of the layer that is due: one pair of buffers for all layers.
-    all: LayerStore,
+    /// The entries of the layer that is due that its store does not have, or all: one store for all layers.
+    older: LayerStore,
 }
 
 impl Default for Rebuilding {
     fn default() -> Self {
         Self {
             prefix: Prefix::default(),
-            all: LayerStore::by_position(),
+            older: LayerStore::by_position(),
         }
     }
 }
@@ -39,7 +39,7 @@ impl ResidualCheckpoint {
         new: New<'_>,
         replay: &dyn Replay,
     ) -> Result<Option<KeysValues>, CacheError> {
-        // A layer that drops entries assembles all of them in the shared buffers: its store keeps the hot ones only.
+        // A layer that drops entries puts them into the shared buffers: its store keeps the hot ones only.
         let drops =
             !self.step.complete[layer] && self.step.first_held.iter().any(|&first| first > 0);
         if self.setup.shape.slides(layer) {
@@ -164,7 +164,7 @@ impl ResidualCheckpoint {
             certified: self.setup.certified.then_some(&mut self.blocks),
         };
         let store = &mut self.resident.layers[layer];
-        let filled = filling.fill(store, &mut self.rebuilding.all, replay)?;
+        let filled = filling.fill(store, &mut self.rebuilding.older, replay)?;
         // A retained residual is already counted in `Resident::memory`.
         let carried = match self.setup.plan.retain(layer) {
             Retain::Residual => 0,
@@ -186,9 +186,8 @@ impl ResidualCheckpoint {
         keys_values: &KeysValues,
         replay: &dyn Replay,
     ) -> Result<(), CacheError> {
-        let slots = keys_values.sequences().iter();
-        let slots = slots.map(|segments| segments.iter().map(Segment::slots).sum());
-        let slots = slots.max().unwrap_or(0);
+        let longest = self.tracker.lengths_after().into_iter().max();
+        let slots = whole(longest.unwrap_or(0));
         let (batch, chunk) = (self.step.carried.len(), self.setup.plan.chunk());
         prefix.advance(keys_values, replay)?;
         let block = self.setup.shape.block_scratch(batch, chunk, slots);
@@ -199,7 +198,7 @@ impl ResidualCheckpoint {
 
     /// Counts what is held now, beside what is held between steps and the buffers that all layers share.
     fn count(&mut self, bytes: usize) {
-        let held = bytes + self.rebuilding.all.held();
+        let held = bytes + self.rebuilding.older.held();
         self.peak.beside = self.peak.beside.max(held);
     }
 }

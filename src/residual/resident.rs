@@ -40,7 +40,7 @@ impl Resident {
     pub(super) fn new(setup: &Arc<Setup>) -> Self {
         let (shape, plan) = (&setup.shape, &setup.plan);
         let layers = (0..shape.layers()).map(|layer| match plan.rebuilds(layer) {
-            true => LayerStore::limited(setup.limit()),
+            true => setup.store(),
             false => LayerStore::new(shape.windows[layer]),
         });
         Self {
@@ -89,7 +89,7 @@ impl Resident {
         }
         let mut most = 0;
         for &layer in &dropping {
-            let mut store = LayerStore::limited(self.setup.limit());
+            let mut store = self.setup.store();
             let held = self.memory(lengths).total();
             let hot = |sequence: usize, position| position >= self.dropped[sequence];
             self.layers[layer].copy_into(&mut store, hot);

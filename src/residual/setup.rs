@@ -6,6 +6,7 @@ use super::{Plan, ResidualConfig};
 use crate::{
     cache::{CacheError, ModelShape},
     exact::{Conformance, Subject},
+    storage::LayerStore,
 };
 
 /// What a cache was built with, checked: shape and plan fit one another.
@@ -62,9 +63,18 @@ impl Setup {
         })
     }
 
-    /// The most entries that a rebuilt layer holds of a sequence, unless some differed when they were rebuilt.
+    /// The most slots that a rebuilt layer has for a sequence, unless some entries differed when they were rebuilt.
     pub(super) const fn limit(&self) -> usize {
-        self.plan.limit(self.certified)
+        self.plan.slots(self.certified)
+    }
+
+    /// An empty store for a layer that the plan rebuilds. With certified eviction entries that differ stay, so the others
+    /// do not begin at one position.
+    pub(super) fn store(&self) -> LayerStore {
+        match self.certified {
+            true => LayerStore::limited(self.limit()),
+            false => LayerStore::newest(self.plan.hot()),
+        }
     }
 
     /// The first hot token of a sequence of `length` tokens. Certified entries are dropped in whole chunks.

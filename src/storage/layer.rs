@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     cache::{CacheError, KeysValues, Projection},
+    exact::{PANEL, whole},
     positions::Positions,
 };
 
@@ -30,6 +31,8 @@ pub(crate) struct LayerStore {
     pub(super) window: Option<NonZeroUsize>,
     /// Whether the slot of an entry is its position, whatever came before.
     pub(super) by_position: bool,
+    /// Whether slots follow positions, and entries come in rising order.
+    pub(super) anchored: bool,
 }
 
 impl fmt::Debug for LayerStore {
@@ -70,6 +73,15 @@ impl LayerStore {
         }
     }
 
+    /// An empty store for a full-attention layer of which the oldest entries are dropped: slots follow positions, and
+    /// entries come in rising order. Buffers never grow beyond what `limit` entries take.
+    pub(crate) fn newest(limit: usize) -> Self {
+        Self {
+            anchored: true,
+            ..Self::limited(newest_slots(limit))
+        }
+    }
+
     /// An empty store whose slots are positions, in whatever order entries come. Its buffers grow to what is needed.
     pub(crate) fn by_position() -> Self {
         Self {
@@ -84,6 +96,7 @@ impl LayerStore {
             limit: self.limit,
             per_head: self.per_head,
             by_position: self.by_position,
+            anchored: self.anchored,
             ..Self::new(self.window)
         }
     }
@@ -154,6 +167,20 @@ impl LayerStore {
         KeysValues::new(sequences.collect())
     }
 
+    /// The slots of `older`, then those of this store, as attention reads them.
+    ///
+    /// # Errors
+    /// [`Shape`](CacheError::Shape) if an entry of `older` is not older.
+    pub(crate) fn read_after(&self, older: &Self) -> Result<KeysValues, CacheError> {
+        let sequences = self.sequences.iter().enumerate().map(|(sequence, store)| {
+            let older = older.sequences.get(sequence);
+            let mut segments = older.map_or_else(Vec::new, SequenceStore::segments);
+            segments.extend(store.segments());
+            segments
+        });
+        KeysValues::new(sequences.collect())
+    }
+
     /// Evicts the entries for which `keep(sequence, position)` is false, in all KV heads. Their slots are free and
     /// still store finite numbers.
     pub(crate) fn retain(&mut self, keep: impl Fn(usize, usize) -> bool) {
@@ -205,14 +232,22 @@ impl LayerStore {
     /// Sets the number of sequences; new ones are empty.
     pub(super) fn resize(&mut self, batch: usize) {
         let new = || {
-            let list = match self.window {
-                Some(_) => Slots::anchored(),
-                None if self.by_position => Slots::by_position(),
-                None => Slots::default(),
+            let list = match self.by_position {
+                true => Slots::by_position(),
+                false if self.anchored || self.window.is_some() => Slots::anchored(),
+                false => Slots::default(),
             };
             SequenceStore::new(list, self.per_head.unwrap_or(1))
         };
         self.sequences.resize_with(batch, new);
+    }
+}
+
+/// The most slots that the newest `entries` entries take: they may begin anywhere in a panel.
+pub(crate) const fn newest_slots(entries: usize) -> usize {
+    match entries {
+        0 => 0,
+        _ => whole(entries.saturating_add(PANEL - 1)),
     }
 }
 

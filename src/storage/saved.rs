@@ -1,8 +1,8 @@
 //! A layer store as values of a state, and back.
 //!
 //! A state has the entries of each sequence in rising order of positions, `[kv_heads, entries, head_dim]`. Lists that
-//! differ between KV heads end in [`Positions::EMPTY`] where one is shorter. In a full-attention layer the slot of each
-//! entry is written too, because the bits of attention depend on it.
+//! differ between KV heads end in [`Positions::EMPTY`] where one is shorter. Where slots do not follow positions the slot
+//! of each entry is written too, because the bits of attention depend on it.
 
 use super::{
     buffers::{Buffers, Rows},
@@ -38,7 +38,7 @@ impl LayerStore {
             };
             let positions = each(|list, slot| list.as_ref()[slot]);
             state.insert_positions(&name("positions"), positions);
-            if !self.slides() {
+            if !store.lists[0].is_anchored() {
                 state.insert_positions(&name("slots"), each(|_, slot| slot));
             }
             if store.lists.iter().any(|list| !list.scores().is_empty()) {

@@ -132,9 +132,13 @@ impl SequenceStore {
     }
 
     /// Frees the panels that the entries held and one more do not need. A list that reaches beyond the slots it needs
-    /// moves into its first slots, in rising order of positions. Returns the bytes held in addition meanwhile.
+    /// moves into its first slots, in rising order of positions, unless slots follow these anyway. Returns the bytes held
+    /// in addition meanwhile.
     pub(super) fn shrink(&mut self) -> usize {
-        let least = |list: &Slots| whole(list.used() + 1);
+        let least = |list: &Slots| match list.is_anchored() {
+            true => whole(list.end() + 1),
+            false => whole(list.used() + 1),
+        };
         let slots = self.lists.iter().map(least).max().unwrap_or(PANEL);
         let moves = self.lists.iter().any(|list| list.end() > least(list));
         let old = self.capacity();
@@ -167,15 +171,14 @@ impl SequenceStore {
         copied
     }
 
-    /// Frees the entries below `oldest`, and moves the others down where that frees a panel, into as many slots as a
-    /// window of `window` entries takes in steps of one token. Returns the bytes held in addition meanwhile.
-    pub(super) fn slide(&mut self, oldest: usize, window: usize) -> usize {
+    /// Frees the entries below `oldest`, and moves the others down where that frees a panel. Of the slots that this
+    /// frees, those stay that steps of one token need: `usual` in all. Returns the bytes held in addition meanwhile.
+    pub(super) fn slide(&mut self, oldest: usize, usual: usize) -> usize {
         self.from = oldest;
         let moved = self.lists.iter_mut().map(|list| list.slide(oldest)).max();
         let (moved, old) = (moved.unwrap_or(0), self.capacity());
         let end = self.lists.iter().map(Slots::end).max().unwrap_or(0);
-        let usual = whole(window.saturating_add(PANEL - 1)).min(old);
-        let slots = whole(end + 1).max(usual);
+        let slots = whole(end + 1).max(usual.min(old));
         if moved == 0 && old <= slots {
             return 0;
         }

@@ -1,6 +1,6 @@
 //! Entries of a sliding-window layer: what a step frees, and how far a truncation then reaches.
 
-use super::layer::LayerStore;
+use super::layer::{LayerStore, newest_slots};
 use crate::cache::CacheError;
 
 impl LayerStore {
@@ -12,8 +12,18 @@ impl LayerStore {
         let sequences = self.sequences.iter_mut().zip(lengths);
         let moved = sequences.map(|(store, length)| {
             let oldest = (length + 1).saturating_sub(window.get());
-            store.slide(oldest, window.get())
+            store.slide(oldest, newest_slots(window.get()))
         });
+        moved.max().unwrap_or(0)
+    }
+
+    /// Frees the entries below `oldest[sequence]`, and moves the rest where that frees a panel, in a store of the
+    /// [`newest`](Self::newest) entries. Returns the bytes held in addition meanwhile, one sequence after another.
+    pub(crate) fn drop_below(&mut self, oldest: &[usize]) -> usize {
+        self.resize(oldest.len());
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let sequences = self.sequences.iter_mut().zip(oldest);
+        let moved = sequences.map(|(store, &oldest)| store.slide(oldest, limit));
         moved.max().unwrap_or(0)
     }
 

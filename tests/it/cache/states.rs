@@ -147,6 +147,8 @@ fn a_contradiction_is_refused_with_its_entry() {
         ("lengths", StateValue::Integers(vec![11, 11])),
         ("layer.1.slots.0", StateValue::Integers(vec![0; 11])),
         ("layer.1.slots.0", StateValue::Floats(vec![0.0; 11])),
+        ("layer.1.positions.0", StateValue::Integers(vec![0; 11])),
+        ("layer.1.positions.0", StateValue::Floats(vec![0.0; 11])),
     ];
     for (name, mut cache) in zoo(&decoder, 32) {
         feed(&decoder, &mut cache, &tokens(1, 11)[..]);
