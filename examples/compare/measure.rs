@@ -31,16 +31,15 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Feeds a prompt. Returns the logits of its last token, a hash of the bits of each token's logits, and
-    /// the most bytes held meanwhile.
+    /// Feeds a prompt.
     fn prefill(
         &self,
         cache: &mut dyn CacheBackend,
         prompt: &[u32],
         chunk: usize,
-    ) -> Result<(Vec<f32>, Vec<u64>, usize)> {
+    ) -> Result<Prefill> {
         let vocab = self.decoder.config().vocab;
-        let (mut last, mut hashes, mut most) = (Vec::new(), Vec::new(), 0);
+        let (mut last, mut hashes, mut most, mut ms) = (Vec::new(), Vec::new(), 0, 0.0);
         let steps = prompt.len().div_ceil(chunk);
         let decoder = self.decoder;
         for (index, tokens) in prompt.chunks(chunk).enumerate() {
@@ -49,11 +48,17 @@ impl Setup<'_> {
                 &[cache.lengths().first().copied().unwrap_or(0)],
             )?
             .with_more_follows(index + 1 < steps);
+            let start = Instant::now();
             let residual = decoder.embed(step.tokens())?;
             cache.begin(&step)?;
             let layers = 0..decoder.config().layers.len();
             let residual = decoder.run(layers, residual, &step, cache)?;
             cache.commit()?;
+            if index + 1 == steps {
+                let newest = tokens.len() - 1..tokens.len();
+                let _ = decoder.logits(residual.clone().slice_dim(1, newest));
+            }
+            ms += start.elapsed().as_secs_f64() * 1e3;
             most = most.max(peak(cache));
             // Logits of a whole prompt at once would be more than a small model itself.
             for from in (0..tokens.len()).step_by(HEAD_ROWS) {
@@ -64,7 +69,12 @@ impl Setup<'_> {
                 last = logits[logits.len() - vocab..].to_vec();
             }
         }
-        Ok((last, hashes, most))
+        Ok(Prefill {
+            last,
+            hashes,
+            most,
+            ms,
+        })
     }
 
     fn feed(&self, cache: &mut dyn CacheBackend, input: impl Into<Input>) -> Result<Vec<f32>> {
@@ -92,6 +102,18 @@ impl Setup<'_> {
         }
         Ok(losses)
     }
+}
+
+/// A prompt that was fed.
+struct Prefill {
+    /// The logits of its last token.
+    last: Vec<f32>,
+    /// A hash of the bits of each token's logits.
+    hashes: Vec<u64>,
+    /// The most bytes held meanwhile.
+    most: usize,
+    /// Milliseconds of its steps, with the logits of the last token only.
+    ms: f64,
 }
 
 /// A prompt, and the text that follows it.
@@ -127,6 +149,8 @@ pub(crate) struct Measurement {
     pub(crate) memory: MemoryReport,
     pub(crate) total_peak: usize,
     pub(crate) per_old_token: usize,
+    /// Milliseconds of each prompt, with the logits of its last token only.
+    prefills_ms: Vec<f64>,
     pub(crate) steps_ms: Vec<f64>,
     /// The plan, if there is one, and its [`Cost`] at the end of the run.
     pub(crate) plan: Option<(Plan, Cost)>,
@@ -151,8 +175,12 @@ impl Reference {
         bar: &ProgressBar,
     ) -> Result<(Self, Measurement)> {
         let mut cache = FullKv::new(&setup.decoder.shape());
-        let (first, hashes, most) =
-            setup.prefill(&mut cache, &prompt.tokens, prompt.tokens.len())?;
+        let Prefill {
+            last: first,
+            hashes,
+            most,
+            ms,
+        } = setup.prefill(&mut cache, &prompt.tokens, prompt.tokens.len())?;
         let losses = setup.losses(cache.fork(), first.clone(), &prompt.continuation, bar)?;
         let mut logits = vec![first];
         let mut tokens = vec![choice(&logits[0])?];
@@ -181,6 +209,7 @@ impl Reference {
             memory: cache.memory(),
             total_peak,
             per_old_token,
+            prefills_ms: vec![ms],
             steps_ms,
             plan: None,
         };
@@ -207,7 +236,12 @@ impl Reference {
         let mut free = kind.cache(setup.decoder)?;
         let mut forced: Option<Box<dyn CacheBackend>> = None;
         let chunk = setup.chunk.unwrap_or(prompt.tokens.len());
-        let (mut logits, hashes, most) = setup.prefill(&mut free, &prompt.tokens, chunk)?;
+        let Prefill {
+            last: mut logits,
+            hashes,
+            most,
+            ms,
+        } = setup.prefill(&mut free, &prompt.tokens, chunk)?;
         let losses = setup.losses(free.fork(), logits.clone(), &prompt.continuation, bar)?;
         let mut forced_logits = logits.clone();
         let mut after_first = None;
@@ -223,6 +257,7 @@ impl Reference {
             memory: MemoryReport::default(),
             total_peak: most,
             per_old_token: 0,
+            prefills_ms: vec![ms],
             steps_ms: Vec::new(),
             plan: None,
         };
@@ -286,6 +321,7 @@ impl Measurement {
         }
         self.total_peak = self.total_peak.max(more.total_peak);
         self.per_old_token = self.per_old_token.max(more.per_old_token);
+        self.prefills_ms.extend(more.prefills_ms);
         self.steps_ms.extend(more.steps_ms);
     }
 
@@ -307,9 +343,17 @@ impl Measurement {
 
     /// Median time of a decode step; 0 where none was made.
     pub(crate) fn ms_per_token(&self) -> f64 {
-        let mut steps = self.steps_ms.clone();
-        steps.sort_by(f64::total_cmp);
-        steps.get(steps.len() / 2).copied().unwrap_or(0.0)
+        median(&self.steps_ms)
+    }
+
+    /// Median time of a prompt.
+    pub(crate) fn prefill_ms(&self) -> f64 {
+        median(&self.prefills_ms)
+    }
+
+    /// Tokens a second of that prompt.
+    pub(crate) fn prefill_rate(&self) -> f64 {
+        self.context as f64 / self.prefill_ms() * 1e3
     }
 }
 
@@ -339,6 +383,13 @@ impl Forced {
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// 0 where nothing was measured.
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn choice(logits: &[f32]) -> Result<u32> {

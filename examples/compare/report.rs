@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use kv_direct::exact::SimdLevel;
 use serde_json::{Value, json};
 
 use crate::measure::Measurement;
@@ -46,6 +47,8 @@ pub(crate) fn json(head: &Head<'_>, tables: &[Vec<Measurement>]) -> Value {
                     "total_peak": row.total_peak,
                     "per_old_token": row.per_old_token,
                 },
+                "prefill_ms": row.prefill_ms(),
+                "prefill_tokens_per_s": row.prefill_rate(),
                 "ms_per_token": row.ms_per_token(),
                 "ms_per_token_ratio": row.ms_per_token() / full,
                 "perplexity": row.perplexity(),
@@ -63,7 +66,8 @@ pub(crate) fn json(head: &Head<'_>, tables: &[Vec<Measurement>]) -> Value {
         })
         .collect();
     json!({
-        "model": head.model, "dtype": "f32", "device": "flex", "context": tables[0][0].context,
+        "model": head.model, "dtype": "f32", "device": "flex",
+        "threads": threads(), "simd": SimdLevel::current().to_string(), "context": tables[0][0].context,
         "new": head.new, "prompts": head.prompts, "score": head.score, "rows": rows,
     })
 }
@@ -96,12 +100,14 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
     } = head;
     let _ = writeln!(
         out,
-        "{model}: {} tokens of context, {new} new, {prompts} prompt(s), {score} scored, greedy, f32 on the CPU\n",
-        rows[0].context
+        "{model}: {} tokens of context, {new} new, {prompts} prompt(s), {score} scored, greedy, f32 on the CPU, {} threads, {}\n",
+        rows[0].context,
+        threads(),
+        SimdLevel::current(),
     );
     let _ = writeln!(
         out,
-        "{:<18} {:>6} {:>5} {:>6} {:>11} {:>9} {:>9} {:>6} {:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>8} {:>6}",
+        "{:<18} {:>6} {:>5} {:>6} {:>11} {:>9} {:>9} {:>6} {:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>9} {:>8} {:>6}",
         "backend",
         "match%",
         "+-",
@@ -117,6 +123,7 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
         "scratch",
         "peak",
         "B/old",
+        "prefill/s",
         "ms/token",
         "x full"
     );
@@ -136,7 +143,7 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
             .map_or_else(|| "-".into(), |perplexity| format!("{perplexity:.2}"));
         let _ = writeln!(
             out,
-            "{name:<18} {:>6.1} {spread:>5} {first:>6} {:>11.3e} {:>9.2e} {:>9.2e} {:>6.1} {perplexity:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>8.2} {:>6.2}",
+            "{name:<18} {:>6.1} {spread:>5} {first:>6} {:>11.3e} {:>9.2e} {:>9.2e} {:>6.1} {perplexity:>7} {:>5} | {:>10} {:>9} {:>10} {:>10} {:>8} | {:>9.0} {:>8.2} {:>6.2}",
             row.token_match() * 100.0,
             row.forced.max_abs_dlogit,
             row.forced.mean_kl(),
@@ -148,6 +155,7 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
             row.memory.scratch_peak,
             row.total_peak,
             row.per_old_token,
+            row.prefill_rate(),
             row.ms_per_token(),
             row.ms_per_token() / full,
         );
@@ -162,11 +170,16 @@ pub(crate) fn table(head: &Head<'_>, rows: &[Measurement]) -> String {
     out
 }
 
+/// Threads of the kernels.
+fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
 /// What the columns of a table mean.
 pub(crate) const LEGEND: &str = "\
 match: freely decoded tokens equal to those of full, mean and standard deviation over prompts; first: the
 first step that differs. dlogit, KL (nats), top1: logits where the tokens of full are fed. ppl: perplexity
 of the text's own next tokens. Bytes at the end of the run: KV: keys and values; old: token ids or residuals of
 old tokens; scratch: the most that a step held in addition; peak: the most held at any time, with growth slack;
-B/old: what one more token adds.
+B/old: what one more token adds. prefill/s: tokens a second of the prompt, with the logits of its last token.
 ";

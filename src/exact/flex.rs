@@ -69,6 +69,15 @@ impl ExactOps for Flex {
         });
         tensor(out, rows.shape_with(width))
     }
+
+    fn exact_attention(query: FlexTensor, reads: Reads<'_>) -> (FlexTensor, FlexTensor) {
+        let first = reads.segments.iter().flatten().next();
+        match first.map_or(DType::F32, |segment| segment.values().dtype()) {
+            DType::BF16 => attention::attend::<bf16>(query, reads),
+            DType::F16 => attention::attend::<f16>(query, reads),
+            _ => attention::attend::<f32>(query, reads),
+        }
+    }
 }
 
 /// The tensor itself where its last dimension is contiguous, else a copy.

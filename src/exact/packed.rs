@@ -11,7 +11,7 @@ use super::{
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
 /// zeros.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     width: usize,
     out: usize,
     panels: Panels,

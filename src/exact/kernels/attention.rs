@@ -122,8 +122,8 @@ fn chunk<T: Stored>(
     let mut pieces: Vec<Vec<Piece>> = Vec::with_capacity(sequences.len() * kv_heads);
     let mut states: Vec<Rows> = Vec::with_capacity(pieces.capacity());
     for sequence in &*sequences {
-        let end = sequence.sights.len().min(now.end).max(now.start);
-        let sights = &sequence.sights[now.start.min(end)..end];
+        let count = sequence.sights.len();
+        let sights = &sequence.sights[now.start.min(count)..now.end.min(count)];
         let seen = sights.iter().copied().reduce(Sight::with);
         for entries in &sequence.entries {
             pieces.push(seen.map_or_else(Vec::new, |seen| pieces::pieces(entries, seen)));

@@ -84,7 +84,7 @@ impl Report<'_> {
         let finals: Vec<_> = finals.collect();
         let group = heads.group();
         // The factor that makes probabilities of a row of a block, and the row within the block.
-        let of_head = |kept: &Kept, head: usize, mut each: Each<'_>| {
+        let of_head = |kept: &Kept, head: usize, each: Each<'_>| {
             let (kv_head, lane) = (head / group, head % group);
             for block in kept.0.iter().filter(|block| block.kv_head == kv_head) {
                 for (index, row) in block.rows.clone().enumerate() {
