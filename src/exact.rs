@@ -24,6 +24,8 @@ mod flex;
 mod gated;
 #[cfg(feature = "flex")]
 mod kernels;
+#[cfg(any(feature = "flex", feature = "model"))]
+mod layers;
 mod linear;
 mod norm;
 mod observed;
@@ -39,8 +41,10 @@ mod zeros;
 
 #[cfg(feature = "flex")]
 pub use self::kernels::SimdLevel;
-#[cfg(feature = "model")]
-pub(crate) use self::weight::Packing;
+#[cfg(any(feature = "flex", feature = "model"))]
+pub(crate) use self::layers::Norm;
+#[cfg(feature = "flex")]
+pub(crate) use self::ops::write;
 pub(crate) use self::{
     attention::attention_scratch,
     pool::in_pool,
@@ -57,4 +61,9 @@ pub use self::{
     rotate::rotate,
     segment::{ATTENTION_BLOCK, PANEL, Segment},
     weight::Weight,
+};
+#[cfg(feature = "model")]
+pub(crate) use self::{
+    layers::{Linear, feed_forward_added, linear_added, normed_linears},
+    weight::Packing,
 };

@@ -6,10 +6,8 @@
 mod attention;
 mod block;
 mod config;
-mod feed_forward;
 mod fingerprint;
 mod input;
-mod linear;
 mod replay;
 mod rope;
 mod source;
@@ -34,7 +32,7 @@ pub use self::{
 pub use crate::exact::Activation;
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{Conformance, Weight, in_pool, linear, rms_norm},
+    exact::{Conformance, Linear, Norm, Weight, in_pool, normed_linears},
     positions::Positions,
 };
 
@@ -63,9 +61,9 @@ pub struct Decoder {
     /// `[hidden, vocab]`: a column for each token. The same as `head` where the two are tied.
     embedding: Weight,
     blocks: Vec<Block>,
-    final_norm: Tensor<1>,
+    final_norm: Norm,
     /// `[hidden, vocab]`.
-    head: Weight,
+    head: Linear,
     device: Device,
     /// Measured on first use.
     conformance: OnceLock<Conformance>,
@@ -127,7 +125,7 @@ impl Decoder {
 
     /// The dtype in which it computes, whatever its weights are stored as.
     fn dtype(&self) -> DType {
-        self.final_norm.dtype()
+        self.final_norm.weight.dtype()
     }
 
     /// Runs one step and returns its logits: `[batch, tokens, vocab]`, or `[batch, 1, vocab]` if only those of each
@@ -261,13 +259,7 @@ impl Decoder {
     #[must_use]
     pub fn logits(&self, residual: Tensor<3>) -> Tensor<3> {
         let config = self.config();
-        let normed = rms_norm(
-            residual,
-            &self.final_norm,
-            config.norm_epsilon,
-            config.norm_plus_one,
-        );
-        let logits = linear(normed, &self.head);
+        let logits = normed_linears(residual, &self.final_norm, &[&self.head]);
         match config.final_softcap {
             Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
             None => logits,

@@ -1,35 +1,28 @@
 //! The operations of [`ExactOps`] on `flex`: tensors taken apart into slices for the kernels.
 
 mod attention;
-
-use std::sync::Arc;
+mod layers;
 
 use burn::{
-    backend::{Flex, flex::FlexTensor},
-    tensor::{DType, TensorData, bf16, f16},
+    backend::{BackendTensor, DispatchTensorKind, Flex, flex::FlexTensor},
+    tensor::{DType, Element, Tensor, TensorData, bf16, f16},
 };
 
 use super::{
-    Activation,
+    Activation, PANEL,
     kernels::{self, threads},
-    ops::{ExactOps, Reads},
-    packed::Packed,
+    ops::{ExactOps, Layers, Reads},
 };
 
 impl ExactOps for Flex {
-    fn exact_linear(x: FlexTensor, weight: Arc<Packed>) -> FlexTensor {
-        let [_, columns] = weight.dims();
-        let x = x.to_contiguous();
-        let rows = Rows::of(&x);
-        let mut out = vec![0.0; rows.count * columns];
-        weight.multiply(rows.all(), &mut out);
-        tensor(out, rows.shape_with(columns))
+    fn exact_layers(x: FlexTensor, layers: Layers<'_>) -> FlexTensor {
+        layers::apply(x, layers)
     }
 
     fn exact_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, plus_one: bool) -> FlexTensor {
         let (x, weight) = (inner_contiguous(x), weight.to_contiguous());
-        let rows = Rows::of(&x);
-        let weight = Rows::of(&weight);
+        let rows = Rows::<f32>::of(&x);
+        let weight = Rows::<f32>::of(&weight);
         let weight = weight.row(0);
         let mut out = vec![0.0; rows.count * rows.width];
         rows.each(&mut out, rows.width, |row, out| {
@@ -41,7 +34,7 @@ impl ExactOps for Flex {
     fn exact_rotate(x: FlexTensor, cos: FlexTensor, sin: FlexTensor) -> FlexTensor {
         let x = inner_contiguous(x);
         let (cos, sin) = (cos.to_contiguous(), sin.to_contiguous());
-        let (rows, cos, sin) = (Rows::of(&x), Rows::of(&cos), Rows::of(&sin));
+        let [rows, cos, sin] = [&x, &cos, &sin].map(Rows::<f32>::of);
         let [_, heads, tokens] = [rows.shape[0], rows.shape[1], rows.shape[2]];
         let [batch_wide, heads_wide] = [cos.shape[0] > 1, cos.shape[1] > 1];
         let mut out = vec![0.0; rows.count * rows.width];
@@ -61,13 +54,21 @@ impl ExactOps for Flex {
 
     fn exact_gated(x: FlexTensor, activation: Activation) -> FlexTensor {
         let x = inner_contiguous(x);
-        let rows = Rows::of(&x);
+        let rows = Rows::<f32>::of(&x);
         let width = rows.width / 2;
         let mut out = vec![0.0; rows.count * width];
         rows.each(&mut out, width, |row, out| {
             kernels::gated(row, activation, out)
         });
         tensor(out, rows.shape_with(width))
+    }
+
+    fn exact_write(buffer: FlexTensor, rows: FlexTensor, head: usize, at: usize) -> FlexTensor {
+        match buffer.dtype() {
+            DType::BF16 => write::<bf16>(buffer, rows, head, at),
+            DType::F16 => write::<f16>(buffer, rows, head, at),
+            _ => write::<f32>(buffer, rows, head, at),
+        }
     }
 
     fn exact_attention(query: FlexTensor, reads: Reads<'_>) -> (FlexTensor, FlexTensor) {
@@ -80,6 +81,36 @@ impl ExactOps for Flex {
     }
 }
 
+/// Writes rows of entries in place.
+fn write<T: Element + bytemuck::Pod>(
+    mut buffer: FlexTensor,
+    rows: FlexTensor,
+    head: usize,
+    at: usize,
+) -> FlexTensor {
+    let rows = inner_contiguous(rows);
+    let rows = Rows::<T>::of(&rows);
+    let shape = buffer.layout().shape().clone();
+    let shape = shape.as_slice();
+    let panels = shape.len() == 4;
+    let slots = if panels { shape[1] * PANEL } else { shape[1] };
+    let (heads, count, width) = (rows.shape[0], rows.shape[1], rows.width);
+    let all = buffer.storage_mut::<T>();
+    for index in 0..heads * count {
+        let (row, slot) = (rows.row(index), at + index % count);
+        let first = (head + index / count) * slots * width;
+        if panels {
+            let panel = &mut all[first + slot / PANEL * PANEL * width..][..PANEL * width];
+            for (lanes, value) in panel.chunks_exact_mut(PANEL).zip(row) {
+                lanes[slot % PANEL] = *value;
+            }
+        } else {
+            all[first + slot * width..][..width].copy_from_slice(row);
+        }
+    }
+    buffer
+}
+
 /// The tensor itself where its last dimension is contiguous, else a copy.
 fn inner_contiguous(x: FlexTensor) -> FlexTensor {
     match x.layout().strides().last() {
@@ -88,9 +119,20 @@ fn inner_contiguous(x: FlexTensor) -> FlexTensor {
     }
 }
 
+/// The tensor as `flex` has it.
+///
+/// # Panics
+/// If it is on another device.
+fn primitive<const D: usize>(tensor: &Tensor<D>) -> FlexTensor {
+    match tensor.clone().into_dispatch().kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor,
+        _ => panic!("all tensors of an operation are on the same device"),
+    }
+}
+
 /// The vectors along the last dimension of a tensor.
-struct Rows<'a> {
-    storage: &'a [f32],
+struct Rows<'a, T = f32> {
+    storage: &'a [T],
     shape: &'a [usize],
     strides: &'a [isize],
     start: usize,
@@ -98,9 +140,9 @@ struct Rows<'a> {
     width: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a, T: Element + bytemuck::Pod> Rows<'a, T> {
     /// # Panics
-    /// If the tensor is not f32.
+    /// If the tensor has another dtype.
     fn of(x: &'a FlexTensor) -> Self {
         let layout = x.layout();
         let shape = layout.shape().as_slice();
@@ -116,11 +158,11 @@ impl<'a> Rows<'a> {
     }
 
     /// All rows of a contiguous tensor.
-    fn all(&self) -> &'a [f32] {
+    fn all(&self) -> &'a [T] {
         &self.storage[self.start..][..self.count * self.width]
     }
 
-    fn row(&self, index: usize) -> &'a [f32] {
+    fn row(&self, index: usize) -> &'a [T] {
         let (mut rest, mut at) = (index, self.start as isize);
         for dim in (0..self.shape.len().saturating_sub(1)).rev() {
             at += (rest % self.shape[dim]) as isize * self.strides[dim];
@@ -130,7 +172,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Runs `work` over every row and its `width` elements of `out`.
-    fn each(&self, out: &mut [f32], width: usize, work: impl Fn(&[f32], &mut [f32]) + Sync) {
+    fn each(&self, out: &mut [f32], width: usize, work: impl Fn(&[T], &mut [f32]) + Sync) {
         self.each_with_index(out, width, |_, row, out| work(row, out));
     }
 
@@ -139,7 +181,7 @@ impl<'a> Rows<'a> {
         &self,
         out: &mut [f32],
         width: usize,
-        work: impl Fn(usize, &[f32], &mut [f32]) + Sync,
+        work: impl Fn(usize, &[T], &mut [f32]) + Sync,
     ) {
         if out.is_empty() {
             return;

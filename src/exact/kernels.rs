@@ -11,6 +11,7 @@
 
 pub(crate) mod attention;
 mod format;
+pub(crate) mod layers;
 mod linear;
 mod math;
 mod rows;
@@ -20,7 +21,7 @@ pub(crate) mod threads;
 pub use self::simd::SimdLevel;
 pub(crate) use self::{
     format::Format,
-    linear::linear,
+    linear::{Place, linear},
     rows::{gated, norm, rotate},
 };
 use super::PANEL;

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "flex")]
+use super::ops::{Layers, PackedLinear, Products};
 use super::{
     weight::{Stored, Weight},
     zeros,
@@ -43,7 +45,19 @@ pub fn linear(x: Tensor<3>, weight: &Weight) -> Tensor<3> {
         #[cfg(feature = "flex")]
         Stored::Packed(packed) => {
             assert_eq!(x.dims()[2], packed.dims()[0], "the width of x and weight");
-            return super::ops::linear(x, packed);
+            let linear = PackedLinear {
+                weight: packed,
+                bias: None,
+            };
+            return super::ops::layers(
+                x,
+                Layers {
+                    before: None,
+                    products: Products::Beside(&[linear]),
+                    after: None,
+                    residual: None,
+                },
+            );
         }
         Stored::Plain(weight) => weight,
     };

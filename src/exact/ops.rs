@@ -3,21 +3,19 @@
 //! [`Flex`](burn::backend::Flex) has them in `flex.rs`. Tensors on every other device, of another dtype, or tracked by
 //! autodiff take the stock operations that stand beside each caller: [`owned`] decides.
 
-use std::sync::Arc;
-
 use burn::{
     backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor},
     tensor::{DType, Device, Tensor},
 };
 
-use super::{Activation, AttentionParams, Segment, packed::Packed};
+use super::{Activation, AttentionParams, Norm, Segment, packed::Packed};
 use crate::positions::Positions;
 
 /// Operations whose order of sums `docs/exactness.md` gives. All tensors are f32.
 #[backend_extension(Flex)]
 pub(super) trait ExactOps: Backend {
-    /// `[.., width]` by packed panels of `[width, out]`: `[.., out]`.
-    fn exact_linear(x: FloatTensor<Self>, weight: Arc<Packed>) -> FloatTensor<Self>;
+    /// Linear layers with what stands around them, over the last dimension of `x`.
+    fn exact_layers(x: FloatTensor<Self>, layers: Layers<'_>) -> FloatTensor<Self>;
 
     /// Root-mean-square norm along the last dimension.
     fn exact_norm(
@@ -38,11 +36,50 @@ pub(super) trait ExactOps: Backend {
     /// `activation(gate) · up`, `[.., 2 · width]` to `[.., width]`; the gate comes first.
     fn exact_gated(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 
+    /// `buffer` with `rows`, `[heads, count, head_dim]`, written into the slots from `at` on of the KV heads from
+    /// `head` on: in place where nobody else holds the buffer. Both have the same dtype, f32, bf16 or f16. The buffer
+    /// is `[kv_heads, slots, head_dim]`, or `[kv_heads, slots / 32, head_dim, 32]` for keys.
+    fn exact_write(
+        buffer: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        head: usize,
+        at: usize,
+    ) -> FloatTensor<Self>;
+
     /// Attention of `[batch, heads, tokens, head_dim]`: `[batch, tokens, heads · head_dim]`, and what is reported.
     fn exact_attention(
         query: FloatTensor<Self>,
         reads: Reads<'_>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// A linear layer whose weight is packed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PackedLinear<'a> {
+    pub(super) weight: &'a Packed,
+    pub(super) bias: Option<&'a Tensor<1>>,
+}
+
+/// Layers in a row: a norm, products, a norm of their result, and a tensor that is added.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layers<'a> {
+    pub(super) before: Option<&'a Norm>,
+    pub(super) products: Products<'a>,
+    pub(super) after: Option<&'a Norm>,
+    pub(super) residual: Option<&'a Tensor<3>>,
+}
+
+/// The products of [`Layers`].
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Products<'a> {
+    /// Of the same input, side by side.
+    Beside(&'a [PackedLinear<'a>]),
+    /// A gated feed-forward layer.
+    FeedForward {
+        gate_up: PackedLinear<'a>,
+        down: PackedLinear<'a>,
+        activation: Activation,
+    },
 }
 
 /// What attention reads beside the queries, and what it reports.
@@ -70,9 +107,8 @@ pub(crate) fn owned(device: &Device, dtype: DType) -> bool {
     dtype == DType::F32 && *device == Device::flex()
 }
 
-pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: &Arc<Packed>) -> Tensor<D> {
-    let x = x.into_dispatch();
-    Tensor::from_dispatch(Dispatch::exact_linear(x, Arc::clone(weight)))
+pub(super) fn layers(x: Tensor<3>, layers: Layers<'_>) -> Tensor<3> {
+    Tensor::from_dispatch(Dispatch::exact_layers(x.into_dispatch(), layers))
 }
 
 pub(super) fn norm<const D: usize>(
@@ -110,4 +146,23 @@ pub(super) fn owns_attention(query: &Tensor<4>, segments: &[Vec<Segment>]) -> bo
         segment.keys().dtype() == dtype && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
     };
     owned(&query.device(), query.dtype()) && segments.iter().flatten().all(reads)
+}
+
+/// Writes rows into a buffer of keys (rank 4) or values (rank 3), in place, if the kernels of this crate do that for
+/// its device and dtype; else returns it as it is.
+pub(crate) fn write<const D: usize>(
+    buffer: Tensor<D>,
+    rows: &Tensor<3>,
+    head: usize,
+    at: usize,
+) -> Result<Tensor<D>, Tensor<D>> {
+    let dtypes = [buffer.dtype(), rows.dtype()];
+    let stored = matches!(dtypes[0], DType::F32 | DType::BF16 | DType::F16);
+    if !stored || dtypes[0] != dtypes[1] || buffer.device() != Device::flex() {
+        return Err(buffer);
+    }
+    let (buffer, rows) = (buffer.into_dispatch(), rows.clone().into_dispatch());
+    Ok(Tensor::from_dispatch(Dispatch::exact_write(
+        buffer, rows, head, at,
+    )))
 }

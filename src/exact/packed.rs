@@ -6,7 +6,7 @@ use burn::tensor::{DType, bf16, f16};
 
 use super::{
     PANEL,
-    kernels::{self, Format},
+    kernels::{self, Format, Place},
 };
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
@@ -64,12 +64,24 @@ impl Packed {
         }
     }
 
-    /// `x · weight`: `[rows, width]` to `[rows, out]`.
-    pub(super) fn multiply(&self, x: &[f32], out: &mut [f32]) {
+    /// `x · weight`: `[rows, width]` to the columns from `left` on of rows of `stride` elements, on up to `parts`
+    /// threads.
+    pub(super) fn multiply(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        (stride, left): (usize, usize),
+        parts: usize,
+    ) {
+        let place = Place {
+            columns: self.out,
+            stride,
+            left,
+        };
         match &self.panels {
-            Panels::F32(panels) => kernels::linear(x, self.width, panels, out),
-            Panels::Bf16(panels) => kernels::linear(x, self.width, panels, out),
-            Panels::F16(panels) => kernels::linear(x, self.width, panels, out),
+            Panels::F32(panels) => kernels::linear(x, self.width, panels, out, place, parts),
+            Panels::Bf16(panels) => kernels::linear(x, self.width, panels, out, place, parts),
+            Panels::F16(panels) => kernels::linear(x, self.width, panels, out, place, parts),
         }
     }
 

@@ -2,27 +2,30 @@
 
 use burn::tensor::Tensor;
 
-use super::{DecoderConfig, linear::Linear, rope::Angles};
+use super::{DecoderConfig, rope::Angles};
 use crate::{
     cache::{
         CacheBackend, CacheError, KeysValues, LayerIndex, Observation, Observed, Projection,
         Replay, Span, Step,
     },
     exact::{
-        AttentionParams, attention, attention_with_column_sums, attention_with_last_queries,
-        rms_norm,
+        AttentionParams, Linear, Norm, attention, attention_with_column_sums,
+        attention_with_last_queries, linear_added, normed_linears,
     },
     positions::Positions,
 };
 
 pub(super) struct Attention {
+    pub(super) norm: Norm,
     pub(super) query: Linear,
     /// Keys and values side by side, computed in one product.
     pub(super) key_value: Linear,
     pub(super) output: Linear,
-    pub(super) query_norm: Option<Tensor<1>>,
-    pub(super) key_norm: Option<Tensor<1>>,
+    pub(super) query_norm: Option<Norm>,
+    pub(super) key_norm: Option<Norm>,
     pub(super) params: AttentionParams,
+    /// Applied to the output before it is added to the residual.
+    pub(super) post_norm: Option<Norm>,
 }
 
 /// A step at one layer, without its input.
@@ -36,44 +39,59 @@ pub(super) struct StepAt<'a> {
 }
 
 impl Attention {
-    /// Projects the normed residual `[batch, tokens, hidden]` to keys and values.
+    /// Projects the residual `[batch, tokens, hidden]` to keys and values.
     pub(super) fn project(
         &self,
-        normed: Tensor<3>,
+        residual: Tensor<3>,
         angles: &Angles,
         config: &DecoderConfig,
     ) -> Projection {
-        let width = config.kv_heads * config.head_dim;
-        let both = self.key_value.forward(normed);
-        let keys = heads(both.clone().slice_dim(2, 0..width), config.kv_heads);
-        let values = heads(both.slice_dim(2, width..2 * width), config.kv_heads);
-        let keys = angles.rotate(head_norm(keys, self.key_norm.as_ref(), config));
-        Projection { keys, values }
+        let both = normed_linears(residual, &self.norm, &[&self.key_value]);
+        self.keys_values(&heads(both, config.head_dim), 0, angles, config)
     }
 
-    /// Attention of the normed residual over `keys_values`, through the output projection.
+    /// Keys and values from their heads, the first of which has the index `first`.
+    fn keys_values(
+        &self,
+        heads: &Tensor<4>,
+        first: usize,
+        angles: &Angles,
+        config: &DecoderConfig,
+    ) -> Projection {
+        let keys = first..first + config.kv_heads;
+        let values = keys.end..keys.end + config.kv_heads;
+        let keys = heads.clone().slice_dim(1, keys);
+        Projection {
+            keys: rotated(keys, self.key_norm.as_ref(), angles),
+            values: heads.clone().slice_dim(1, values),
+        }
+    }
+
+    /// The residual with attention over `keys_values` added.
     pub(super) fn read(
         &self,
-        normed: Tensor<3>,
+        residual: Tensor<3>,
         angles: &Angles,
         query_positions: &Positions,
         keys_values: &KeysValues,
         config: &DecoderConfig,
     ) -> Tensor<3> {
-        let query = self.rotated(self.query.forward(normed), angles, config);
-        self.output.forward(attention(
-            query,
+        let query = normed_linears(residual.clone(), &self.norm, &[&self.query]);
+        let query = heads(query, config.head_dim);
+        let mixed = attention(
+            rotated(query, self.query_norm.as_ref(), angles),
             query_positions,
             keys_values.sequences(),
             &self.params,
-        ))
+        );
+        linear_added(mixed, &self.output, self.post_norm.as_ref(), residual)
     }
 
-    /// Attention of a step: passes the new entries to the cache and reads what it returns.
+    /// Attention of a step: passes the new entries to the cache, reads what it returns, and adds the result to the
+    /// residual.
     pub(super) fn step<C>(
         &self,
-        residual: &Tensor<3>,
-        normed: Tensor<3>,
+        residual: Tensor<3>,
         at: &StepAt<'_>,
         config: &DecoderConfig,
         cache: &mut C,
@@ -83,13 +101,18 @@ impl Attention {
     {
         let wanted = cache.wants(at.layer);
         let query_positions = at.step.positions();
-        let query = self.query.forward(normed.clone());
-        let projection = self.project(normed, at.angles, config);
-        let span = Span::new(query_positions, residual, &projection, at.replay);
+        let linears = [&self.query, &self.key_value];
+        let all = heads(
+            normed_linears(residual.clone(), &self.norm, &linears),
+            config.head_dim,
+        );
+        let projection = self.keys_values(&all, config.heads, at.angles, config);
+        let query = all.slice_dim(1, 0..config.heads);
+        let span = Span::new(query_positions, &residual, &projection, at.replay);
         let keys_values = cache.keys_values(at.layer, span)?;
         drop(projection);
 
-        let query = self.rotated(query, at.angles, config);
+        let query = rotated(query, self.query_norm.as_ref(), at.angles);
         let (segments, params) = (keys_values.sequences(), &self.params);
         let mixed = match wanted {
             Observation::Nothing => attention(query, query_positions, segments, params),
@@ -108,26 +131,26 @@ impl Attention {
                 mixed
             }
         };
-        Ok(self.output.forward(mixed))
-    }
-
-    /// Projected queries as heads, normed and rotated: `[batch, heads, tokens, head_dim]`.
-    fn rotated(&self, query: Tensor<3>, angles: &Angles, config: &DecoderConfig) -> Tensor<4> {
-        let query = heads(query, config.heads);
-        angles.rotate(head_norm(query, self.query_norm.as_ref(), config))
+        Ok(linear_added(
+            mixed,
+            &self.output,
+            self.post_norm.as_ref(),
+            residual,
+        ))
     }
 }
 
 /// `[batch, tokens, heads · head_dim]` as `[batch, heads, tokens, head_dim]`.
-fn heads(x: Tensor<3>, heads: usize) -> Tensor<4> {
+fn heads(x: Tensor<3>, head_dim: usize) -> Tensor<4> {
     let [batch, tokens, width] = x.dims();
-    x.reshape([batch, tokens, heads, width / heads])
+    x.reshape([batch, tokens, width / head_dim, head_dim])
         .swap_dims(1, 2)
 }
 
-fn head_norm(x: Tensor<4>, weight: Option<&Tensor<1>>, config: &DecoderConfig) -> Tensor<4> {
-    match weight {
-        Some(weight) => rms_norm(x, weight, config.norm_epsilon, config.norm_plus_one),
+/// Projected heads, normed and rotated.
+fn rotated(x: Tensor<4>, norm: Option<&Norm>, angles: &Angles) -> Tensor<4> {
+    angles.rotate(match norm {
+        Some(norm) => norm.forward(x),
         None => x,
-    }
+    })
 }

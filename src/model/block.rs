@@ -1,28 +1,47 @@
-//! One block: norms, attention, feed-forward layer.
+//! One block: attention, feed-forward layer.
 
 use burn::tensor::Tensor;
 
 use super::{
     DecoderConfig,
     attention::{Attention, StepAt},
-    feed_forward::FeedForward,
     rope::Angles,
 };
 use crate::{
     cache::{CacheBackend, CacheError, KeysValues, Projection},
-    exact::rms_norm,
+    exact::{Activation, Linear, Norm, feed_forward_added},
     positions::Positions,
 };
 
 pub(super) struct Block {
-    pub(super) attention_norm: Tensor<1>,
     pub(super) attention: Attention,
-    pub(super) post_attention_norm: Option<Tensor<1>>,
-    pub(super) feed_forward_norm: Tensor<1>,
     pub(super) feed_forward: FeedForward,
-    pub(super) post_feed_forward_norm: Option<Tensor<1>>,
     /// The index of its rotary table in the decoder.
     pub(super) table: usize,
+}
+
+/// The gated feed-forward layer.
+pub(super) struct FeedForward {
+    pub(super) norm: Norm,
+    /// Gate and up side by side, computed in one product.
+    pub(super) gate_up: Linear,
+    pub(super) down: Linear,
+    pub(super) activation: Activation,
+    /// Applied to the output before it is added to the residual.
+    pub(super) post_norm: Option<Norm>,
+}
+
+impl FeedForward {
+    /// The residual with `down(activation(gate) · up)` added: `[batch, tokens, hidden]` in and out.
+    fn forward(&self, residual: Tensor<3>) -> Tensor<3> {
+        feed_forward_added(
+            residual,
+            &self.norm,
+            [&self.gate_up, &self.down],
+            self.activation,
+            self.post_norm.as_ref(),
+        )
+    }
 }
 
 impl Block {
@@ -37,9 +56,8 @@ impl Block {
     where
         C: CacheBackend + ?Sized,
     {
-        let normed = norm(residual.clone(), &self.attention_norm, config);
-        let attended = self.attention.step(&residual, normed, at, config, cache)?;
-        Ok(self.finish(residual, attended, config))
+        let attended = self.attention.step(residual, at, config, cache)?;
+        Ok(self.feed_forward.forward(attended))
     }
 
     /// The keys and values of the block's input.
@@ -49,8 +67,7 @@ impl Block {
         angles: &Angles,
         config: &DecoderConfig,
     ) -> Projection {
-        let normed = norm(residual, &self.attention_norm, config);
-        self.attention.project(normed, angles, config)
+        self.attention.project(residual, angles, config)
     }
 
     /// Runs the block outside a step. Attention reads `keys_values`.
@@ -62,31 +79,8 @@ impl Block {
         keys_values: &KeysValues,
         config: &DecoderConfig,
     ) -> Tensor<3> {
-        let normed = norm(residual.clone(), &self.attention_norm, config);
-        let attended = self
-            .attention
-            .read(normed, angles, query_positions, keys_values, config);
-        self.finish(residual, attended, config)
+        let attention = &self.attention;
+        let attended = attention.read(residual, angles, query_positions, keys_values, config);
+        self.feed_forward.forward(attended)
     }
-
-    /// What follows attention: the residual adds and the feed-forward layer.
-    fn finish(
-        &self,
-        residual: Tensor<3>,
-        attended: Tensor<3>,
-        config: &DecoderConfig,
-    ) -> Tensor<3> {
-        let add = |residual: Tensor<3>, output: Tensor<3>, post: Option<&Tensor<1>>| match post {
-            Some(weight) => residual + norm(output, weight, config),
-            None => residual + output,
-        };
-        let residual = add(residual, attended, self.post_attention_norm.as_ref());
-        let normed = norm(residual.clone(), &self.feed_forward_norm, config);
-        let output = self.feed_forward.forward(normed);
-        add(residual, output, self.post_feed_forward_norm.as_ref())
-    }
-}
-
-fn norm(x: Tensor<3>, weight: &Tensor<1>, config: &DecoderConfig) -> Tensor<3> {
-    rms_norm(x, weight, config.norm_epsilon, config.norm_plus_one)
 }

@@ -4,8 +4,11 @@ use std::iter::{once, once_with};
 
 use burn::tensor::Tensor;
 
-use super::{Decoder, linear::Linear};
-use crate::{exact::Weight, fingerprint::Fingerprint};
+use super::Decoder;
+use crate::{
+    exact::{Linear, Norm, Weight},
+    fingerprint::Fingerprint,
+};
 
 impl Decoder {
     /// A hash of the configuration and of all weights, as the numbers that they are multiplied as. It identifies this
@@ -30,26 +33,27 @@ impl Decoder {
         }
         let linear =
             |linear: &Linear| [columns(&linear.weight), some(linear.bias.as_ref())].concat();
+        let norm = |norm: Option<&Norm>| some(norm.map(|norm| &norm.weight));
         let blocks = self.blocks.iter().flat_map(|block| {
-            let attention = &block.attention;
+            let (attention, feed_forward) = (&block.attention, &block.feed_forward);
             [
-                bytes(&block.attention_norm),
+                bytes(&attention.norm.weight),
                 linear(&attention.query),
                 linear(&attention.key_value),
                 linear(&attention.output),
-                some(attention.query_norm.as_ref()),
-                some(attention.key_norm.as_ref()),
-                some(block.post_attention_norm.as_ref()),
-                bytes(&block.feed_forward_norm),
-                linear(&block.feed_forward.gate_up),
-                linear(&block.feed_forward.down),
-                some(block.post_feed_forward_norm.as_ref()),
+                norm(attention.query_norm.as_ref()),
+                norm(attention.key_norm.as_ref()),
+                norm(attention.post_norm.as_ref()),
+                bytes(&feed_forward.norm.weight),
+                linear(&feed_forward.gate_up),
+                linear(&feed_forward.down),
+                norm(feed_forward.post_norm.as_ref()),
             ]
         });
         let config = format!("{:?}", self.config()).into_bytes();
         let ends = once_with(|| columns(&self.embedding))
-            .chain(once_with(|| bytes(&self.final_norm)))
-            .chain(once_with(|| columns(&self.head)));
+            .chain(once_with(|| bytes(&self.final_norm.weight)))
+            .chain(once_with(|| columns(&self.head.weight)));
         Fingerprint::of(once(config).chain(ends).chain(blocks))
     }
 }

@@ -5,10 +5,13 @@ use std::{num::NonZeroUsize, sync::OnceLock};
 use burn::tensor::{Device, Tensor};
 
 use super::{
-    ConfigError, Decoder, DecoderConfig, RopeConfig, attention::Attention, block::Block,
-    feed_forward::FeedForward, linear::Linear, rope::RopeTable, source::Source,
+    ConfigError, Decoder, DecoderConfig, RopeConfig,
+    attention::Attention,
+    block::{Block, FeedForward},
+    rope::RopeTable,
+    source::Source,
 };
-use crate::exact::AttentionParams;
+use crate::exact::{AttentionParams, Linear, Norm};
 
 /// Why a decoder could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -101,17 +104,28 @@ impl Decoder {
             };
             blocks.push(parts.block(&config, table, layer.window)?);
         }
-        let final_norm = source.vector(&[("final_norm".into(), hidden)])?;
+        let final_norm = norm(source.vector(&[("final_norm".into(), hidden)])?, &config);
         Ok(Self {
             config,
             tables: tables.into_iter().map(|(_, table)| table).collect(),
             embedding,
             blocks,
             final_norm,
-            head,
+            head: Linear {
+                weight: head,
+                bias: None,
+            },
             device: device.clone(),
             conformance: OnceLock::new(),
         })
+    }
+}
+
+fn norm(weight: Tensor<1>, config: &DecoderConfig) -> Norm {
+    Norm {
+        weight,
+        epsilon: config.norm_epsilon,
+        plus_one: config.norm_plus_one,
     }
 }
 
@@ -143,29 +157,30 @@ where
     ) -> Result<Block, BuildError<E>> {
         let always = "the configuration lists this norm for every block";
         Ok(Block {
-            attention_norm: self.norm("attention_norm")?.expect(always),
             attention: Attention {
+                norm: self.norm("attention_norm", config)?.expect(always),
                 query: self.linear(&["query"])?,
                 key_value: self.linear(&["key", "value"])?,
                 output: self.linear(&["output"])?,
-                query_norm: self.norm("query_norm")?,
-                key_norm: self.norm("key_norm")?,
+                query_norm: self.norm("query_norm", config)?,
+                key_norm: self.norm("key_norm", config)?,
                 params: attention_params(config, window),
+                post_norm: self.norm("post_attention_norm", config)?,
             },
-            post_attention_norm: self.norm("post_attention_norm")?,
-            feed_forward_norm: self.norm("feed_forward_norm")?.expect(always),
             feed_forward: FeedForward {
+                norm: self.norm("feed_forward_norm", config)?.expect(always),
                 gate_up: self.linear(&["gate", "up"])?,
                 down: self.linear(&["down"])?,
                 activation: config.activation,
+                post_norm: self.norm("post_feed_forward_norm", config)?,
             },
-            post_feed_forward_norm: self.norm("post_feed_forward_norm")?,
             table,
         })
     }
 
-    fn norm(&mut self, name: &str) -> Result<Option<Tensor<1>>, BuildError<E>> {
-        self.vector(&[name.to_owned()])
+    fn norm(&mut self, name: &str, config: &DecoderConfig) -> Result<Option<Norm>, BuildError<E>> {
+        let weight = self.vector(&[name.to_owned()])?;
+        Ok(weight.map(|weight| norm(weight, config)))
     }
 
     /// Linear layers with the same input, side by side.

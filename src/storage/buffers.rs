@@ -4,6 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+#[cfg(feature = "flex")]
+use crate::exact::write;
 use crate::exact::{PANEL, Segment, panels, rows, zeros};
 
 /// Entries as rows: keys and values `[kv_heads, rows, head_dim]`.
@@ -79,6 +81,10 @@ impl Buffers {
     pub(super) fn write(&mut self, head: usize, at: usize, new: Rows) {
         let [heads, count, head_dim] = new.values.dims();
         self.write_keys(head, at, new.keys);
+        #[cfg(feature = "flex")]
+        if written(&mut self.values, &new.values, head, at) {
+            return;
+        }
         let ranges = [head..head + heads, at..at + count, 0..head_dim];
         let assigned = |all: Tensor<3>| all.slice_assign(ranges, new.values);
         self.values.inplace(assigned);
@@ -87,6 +93,10 @@ impl Buffers {
     /// As [`write`](Self::write), the keys alone.
     pub(super) fn write_keys(&mut self, head: usize, at: usize, new: Tensor<3>) {
         let [heads, count, head_dim] = new.dims();
+        #[cfg(feature = "flex")]
+        if written(&mut self.keys, &new, head, at) {
+            return;
+        }
         for Part {
             panels,
             lanes,
@@ -142,6 +152,24 @@ impl Buffers {
         let values = picked(values, order, slots);
         Self { keys, values }
     }
+}
+
+/// Whether a kernel wrote the rows into the buffer.
+#[cfg(feature = "flex")]
+fn written<const D: usize>(
+    buffer: &mut Tensor<D>,
+    rows: &Tensor<3>,
+    head: usize,
+    at: usize,
+) -> bool {
+    let mut done = true;
+    buffer.inplace(|buffer| {
+        write(buffer, rows, head, at).unwrap_or_else(|buffer| {
+            done = false;
+            buffer
+        })
+    });
+    done
 }
 
 /// Whole panels, or some lanes of one.

@@ -1,11 +1,8 @@
 //! Attention on `flex`: segments taken apart into slices for the kernel.
 
-use burn::{
-    backend::{BackendTensor, DispatchTensorKind, flex::FlexTensor},
-    tensor::{Element, Tensor},
-};
+use burn::{backend::flex::FlexTensor, tensor::Element};
 
-use super::{Rows, inner_contiguous, tensor};
+use super::{Rows, inner_contiguous, primitive, tensor};
 use crate::{
     exact::{
         PANEL, Segment,
@@ -21,7 +18,7 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
     reads: Reads<'_>,
 ) -> (FlexTensor, FlexTensor) {
     let query = inner_contiguous(query);
-    let rows = Rows::of(&query);
+    let rows = Rows::<f32>::of(&query);
     let [batch, heads, tokens, head_dim] = [0, 1, 2, 3].map(|dim| rows.shape[dim]);
     let segments: Vec<Vec<Storage<'_>>> = reads
         .segments
@@ -136,13 +133,5 @@ impl<'a> Storage<'a> {
             positions: self.segment.positions(head),
             start: self.segment.start(),
         }
-    }
-}
-
-/// The tensor as `flex` has it.
-fn primitive<const D: usize>(tensor: &Tensor<D>) -> FlexTensor {
-    match tensor.clone().into_dispatch().kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor,
-        _ => panic!("segments are float tensors on the device of the queries"),
     }
 }

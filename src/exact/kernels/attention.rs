@@ -175,18 +175,11 @@ fn chunk<T: Stored>(
                 unit.compute(call, simd, &sequences_now[unit.sequence], first);
             }
         });
-        for unit in &units {
-            let state = &mut states[unit.sequence * kv_heads + unit.kv_head];
-            for (index, row) in unit.rows.clone().enumerate() {
-                let new = &unit.mixed[index * head_dim..][..head_dim];
-                merge(
-                    (&mut state.max[row], &mut state.sum[row]),
-                    &mut state.mixed[row * head_dim..][..head_dim],
-                    (unit.max[index], unit.sum[index]),
-                    new,
-                );
-            }
-        }
+        SimdLevel::current().run(Merging {
+            units: &units,
+            states: &mut states,
+            heads: call.heads,
+        });
         // Exponentials are turned into probabilities when the maximum is final: all blocks are needed for that.
         for unit in units {
             let index = unit.sequence * kv_heads + unit.kv_head;
@@ -216,6 +209,33 @@ fn chunk<T: Stored>(
     for (sequence, states) in sequences.iter_mut().zip(states.chunks(kv_heads)) {
         let finals = states.iter().map(|rows| (&rows.max[..], &rows.sum[..]));
         sequence.report.add(call.heads, now.start, finals);
+    }
+}
+
+/// Merges what units computed, in rising order of blocks.
+struct Merging<'a, 'b> {
+    units: &'a [Unit<'b>],
+    states: &'a mut [Rows],
+    heads: Heads,
+}
+
+impl pulp::NullaryFnOnce for Merging<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let head_dim = self.heads.head_dim;
+        for unit in self.units {
+            let state = &mut self.states[unit.sequence * self.heads.kv_heads + unit.kv_head];
+            for (index, row) in unit.rows.clone().enumerate() {
+                merge(
+                    (&mut state.max[row], &mut state.sum[row]),
+                    &mut state.mixed[row * head_dim..][..head_dim],
+                    (unit.max[index], unit.sum[index]),
+                    &unit.mixed[index * head_dim..][..head_dim],
+                );
+            }
+        }
     }
 }
 

@@ -5,37 +5,46 @@
 
 use super::{Format, PANEL, SimdLevel, threads};
 
-/// `x · weight`, `[rows, width]` to `[rows, out]`. The weight has `out.div_ceil(32)` panels of `width` rows.
-pub(crate) fn linear<F: Format>(x: &[f32], width: usize, panels: &[F], out: &mut [f32]) {
-    if width == 0 || out.is_empty() {
+/// Where the rows of a product go: `columns` elements of each row of `stride` elements, from `left` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) columns: usize,
+    pub(crate) stride: usize,
+    pub(crate) left: usize,
+}
+
+/// `x · weight`, `[rows, width]` to `[rows, columns]`, on up to `parts` threads. The weight has one panel for every 32
+/// columns.
+pub(crate) fn linear<F: Format>(
+    x: &[f32],
+    width: usize,
+    panels: &[F],
+    out: &mut [f32],
+    place: Place,
+    parts: usize,
+) {
+    let Place { columns, left, .. } = place;
+    if width == 0 || columns == 0 || out.is_empty() {
         out.fill(0.0);
         return;
     }
     let simd = SimdLevel::current();
     let rows = x.len() / width;
-    let columns = out.len() / rows;
     let parts = match rows * width * columns < WORTH_A_THREAD {
         true => 1,
-        false => threads::count(),
+        false => parts,
     };
     if rows == 1 {
-        one(simd, x, panels, out, parts);
-    } else if rows < parts * ROWS {
-        few(simd, x, width, panels, out, parts);
+        one(simd, x, panels, &mut out[left..left + columns], parts);
+    } else if parts > 1 && columns > PANEL {
+        few(simd, x, width, panels, out, place, parts);
     } else {
-        threads::chunks(out, ROWS * columns, |chunk, out| {
-            let rows = out.len() / columns;
-            let x = &x[chunk * ROWS * width..][..rows * width];
-            many(simd, x, width, panels, out);
-        });
+        many(simd, x, width, panels, out, place);
     }
 }
 
 /// Multiply-adds from which waking a thread costs less than it saves.
 const WORTH_A_THREAD: usize = 1 << 17;
-/// Rows that a task computes: their accumulators for one panel fit the first-level cache beside a block of it. A
-/// multiple of the rows of every tile.
-const ROWS: usize = 48;
 /// Rows of the reduction in a block: a panel's share fits the first-level cache.
 const BLOCK: usize = 128;
 
@@ -62,35 +71,48 @@ fn few<F: Format>(
     width: usize,
     panels: &[F],
     out: &mut [f32],
+    place: Place,
     parts: usize,
 ) {
+    let Place {
+        columns,
+        stride,
+        left,
+    } = place;
     let rows = x.len() / width;
-    let columns = out.len() / rows;
     let share = columns.div_ceil(PANEL).div_ceil(parts) * PANEL;
-    if share >= columns {
-        many(simd, x, width, panels, out);
-        return;
-    }
     let mut shares: Vec<Vec<f32>> = (0..columns)
         .step_by(share)
         .map(|from| vec![0.0; rows * share.min(columns - from)])
         .collect();
     threads::chunks(&mut shares, 1, |index, out| {
         let from = index * share / PANEL * width / F::ROWS;
-        many(simd, x, width, &panels[from..], &mut out[0]);
+        let columns = out[0].len() / rows;
+        let place = Place {
+            columns,
+            stride: columns,
+            left: 0,
+        };
+        many(simd, x, width, &panels[from..], &mut out[0], place);
     });
     for (index, part) in shares.iter().enumerate() {
         let wide = part.len() / rows;
-        for (to, from) in out.chunks_exact_mut(columns).zip(part.chunks_exact(wide)) {
-            to[index * share..][..wide].copy_from_slice(from);
+        for (to, from) in out.chunks_exact_mut(stride).zip(part.chunks_exact(wide)) {
+            to[left + index * share..][..wide].copy_from_slice(from);
         }
     }
 }
 
-/// All columns of `out` for the rows of `x`, on this thread, in the tile that suits vectors and rows.
-fn many<F: Format>(simd: SimdLevel, x: &[f32], width: usize, panels: &[F], out: &mut [f32]) {
+/// All columns for the rows of `x`, on this thread, in the tile that suits vectors and rows.
+fn many<F: Format>(
+    simd: SimdLevel,
+    x: &[f32],
+    width: usize,
+    panels: &[F],
+    out: &mut [f32],
+    place: Place,
+) {
     let rows = x.len() / width;
-    let columns = out.len() / rows;
     macro_rules! tile {
         ($rows:literal, $lanes:literal) => {{
             let x = &packed::<$rows>(x, width);
@@ -98,13 +120,16 @@ fn many<F: Format>(simd: SimdLevel, x: &[f32], width: usize, panels: &[F], out: 
                 x,
                 width,
                 panels,
-                columns,
+                place,
                 out,
             })
         }};
     }
     match (simd, rows) {
-        (_, 1) => simd.run(Row { x, panels, out }),
+        (_, 1) => {
+            let out = &mut out[place.left..place.left + place.columns];
+            simd.run(Row { x, panels, out });
+        }
         (_, 2) => tile!(2, 16),
         (_, 3) => tile!(3, 16),
         (_, 4) => tile!(4, 16),
@@ -155,7 +180,7 @@ struct Rows<'a, F, const R: usize, const LANES: usize> {
     x: &'a [[f32; R]],
     width: usize,
     panels: &'a [F],
-    columns: usize,
+    place: Place,
     out: &'a mut [f32],
 }
 
@@ -164,10 +189,10 @@ impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows
 
     #[inline(always)]
     fn call(self) {
-        let Self { width, columns, .. } = self;
+        let (width, place) = (self.width, self.place);
         let mut sums = vec![[[0.0; PANEL]; R]; self.x.len() / width];
         let panels = self.panels.chunks_exact(width / F::ROWS);
-        for (panel, left) in panels.zip((0..columns).step_by(PANEL)) {
+        for (panel, left) in panels.zip((0..place.columns).step_by(PANEL)) {
             sums.fill([[0.0; PANEL]; R]);
             for from in (0..width).step_by(BLOCK) {
                 let to = (from + BLOCK).min(width);
@@ -185,10 +210,10 @@ impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows
                     }
                 }
             }
-            let count = PANEL.min(columns - left);
-            let rows = self.out.chunks_exact_mut(columns);
+            let count = PANEL.min(place.columns - left);
+            let rows = self.out.chunks_exact_mut(place.stride);
             for (out, sums) in rows.zip(sums.as_flattened()) {
-                out[left..left + count].copy_from_slice(&sums[..count]);
+                out[place.left + left..][..count].copy_from_slice(&sums[..count]);
             }
         }
     }
