@@ -24,7 +24,7 @@ mod flex;
 mod gated;
 #[cfg(feature = "flex")]
 mod kernels;
-#[cfg(any(feature = "flex", feature = "model"))]
+#[cfg(feature = "model")]
 mod layers;
 mod linear;
 mod norm;
@@ -42,7 +42,7 @@ mod zeros;
 #[cfg(feature = "flex")]
 pub use self::kernels::SimdLevel;
 #[cfg(any(feature = "flex", feature = "model"))]
-pub(crate) use self::layers::Norm;
+pub(crate) use self::norm::Norm;
 #[cfg(feature = "flex")]
 pub(crate) use self::ops::write;
 pub(crate) use self::{

@@ -65,6 +65,8 @@ pub struct Decoder {
     /// `[hidden, vocab]`.
     head: Linear,
     device: Device,
+    /// The dtype in which keys and values are handed to a cache.
+    cache_dtype: DType,
     /// Measured on first use.
     conformance: OnceLock<Conformance>,
 }
@@ -94,19 +96,44 @@ impl Decoder {
     /// The sizes that a cache needs to serve this decoder.
     #[must_use]
     pub fn shape(&self) -> ModelShape {
-        self.config().shape(self.dtype())
+        let shape = self.config().shape(self.dtype());
+        shape.with_cache_dtype(self.cache_dtype)
+    }
+
+    /// Hands keys and values to caches in another dtype: bf16 and f16 take half the bytes.
+    ///
+    /// They are rounded once, when they are projected. A rebuilt entry is rounded in the same way, so a cache stays
+    /// exact: it has the bits of [`FullKv`](crate::FullKv) with the same dtype. Attention widens entries to f32.
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Device};
+    /// use kv_direct::model::{Decoder, DecoderConfig};
+    ///
+    /// # let device = Device::flex();
+    /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &device, |_, shape| {
+    /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+    /// # })?;
+    /// let bytes = decoder.shape().keys_values_per_token();
+    /// let decoder = decoder.with_cache_dtype(DType::BF16);
+    /// assert_eq!(decoder.shape().keys_values_per_token(), bytes / 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_cache_dtype(mut self, dtype: DType) -> Self {
+        self.cache_dtype = dtype;
+        self
     }
 
     /// Whether the kernels repeat bits for this decoder, on its device. A
     /// [`ResidualCheckpoint`](crate::ResidualCheckpoint) is built with this report.
     ///
     /// # Cost
-    /// The first call measures ([`Conformance::probe`]), which takes half a second for 135 M parameters. Later calls
-    /// return the same report.
+    /// Nothing on `flex`, where bits repeat by construction. Elsewhere the first call measures
+    /// ([`Conformance::probe`]), and later calls return the same report.
     #[must_use]
     pub fn conformance(&self) -> &Conformance {
-        let probe = || Conformance::probe(&self.shape().kernels, &self.device, self.dtype());
-        self.conformance.get_or_init(probe)
+        let report = || Conformance::of(&self.shape().kernels, &self.device, self.dtype());
+        self.conformance.get_or_init(report)
     }
 
     /// The decoder at a layer, for a cache that rebuilds entries outside a step
@@ -245,6 +272,7 @@ impl Decoder {
                 layer: LayerIndex::new(layer),
                 step,
                 angles: &angles[block.table],
+                cache_dtype: self.cache_dtype,
                 replay: &view,
             };
             residual = block.step(residual, &at, self.config(), cache)?;

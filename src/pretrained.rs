@@ -128,7 +128,8 @@ pub fn load_with_progress(
     };
     // A tensor is loaded when the next one is requested, or when all are.
     let mut last: Option<String> = None;
-    let decoder = Decoder::from_weights(config, device, |neutral, _| {
+    let stored = |neutral: &str| weights.dtype(&names.tensor(neutral));
+    let decoder = Decoder::from_stored_weights(config, device, stored, |neutral, _| {
         let tensor = names.tensor(neutral);
         let data = weights.read(&tensor);
         if let Some(last) = last.replace(tensor) {

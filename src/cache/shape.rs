@@ -28,8 +28,10 @@ pub struct ModelShape {
     pub windows: Vec<Option<NonZeroUsize>>,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Dtype of the residual stream, the keys and the values.
+    /// Dtype of the residual stream, in which the model computes.
     pub dtype: DType,
+    /// Dtype in which keys and values are cached: that of the residual stream, or a smaller one.
+    pub cache_dtype: DType,
     /// Heads, and the shapes by which kernels choose their path.
     pub kernels: KernelShapes,
     /// Width of the feed-forward layer, of gate and up each. Byte budgets and costs need it.
@@ -46,10 +48,18 @@ impl ModelShape {
             windows: vec![None; layers],
             hidden,
             dtype,
+            cache_dtype: dtype,
             kernels,
             intermediate: None,
             vocab: None,
         }
+    }
+
+    /// The same model with keys and values cached in another dtype.
+    #[must_use]
+    pub const fn with_cache_dtype(mut self, dtype: DType) -> Self {
+        self.cache_dtype = dtype;
+        self
     }
 
     /// Number of layers.
@@ -173,14 +183,14 @@ impl ModelShape {
     /// Bytes of one token's keys and values in all layers.
     #[must_use]
     pub fn keys_values_per_token(&self) -> usize {
-        2 * self.kv_width() * self.layers() * self.dtype.size()
+        2 * self.kv_width() * self.layers() * self.cache_dtype.size()
     }
 
     /// Bytes of one token's keys and values in the full-attention layers: the cost of a token that has left all
     /// sliding windows.
     #[must_use]
     pub fn keys_values_per_old_token(&self) -> usize {
-        2 * self.kv_width() * self.full_layers() * self.dtype.size()
+        2 * self.kv_width() * self.full_layers() * self.cache_dtype.size()
     }
 
     /// Bytes of one token's residuals, one entering every full-attention layer: what
@@ -206,6 +216,9 @@ impl fmt::Display for ModelShape {
             f,
             "{layers} layers of {hidden} in {dtype}, {heads} heads, {kv_heads} KV heads of {head_dim}"
         )?;
+        if self.cache_dtype != self.dtype {
+            write!(f, " in {}", self.cache_dtype.name())?;
+        }
         for (layer, window) in self.windows.iter().enumerate() {
             if let Some(window) = window {
                 write!(f, ", window {window} at layer {layer}")?;

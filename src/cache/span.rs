@@ -1,6 +1,6 @@
 //! What attention hands to a cache at one layer.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::{
     cache::{CacheError, ModelShape, Replay, Step},
@@ -21,6 +21,20 @@ pub struct Projection {
     pub keys: Tensor<4>,
     /// The values.
     pub values: Tensor<4>,
+}
+
+impl Projection {
+    /// The same rounded to another dtype.
+    #[must_use]
+    pub fn cast(self, dtype: DType) -> Self {
+        if [self.keys.dtype(), self.values.dtype()] == [dtype; 2] {
+            return self;
+        }
+        Self {
+            keys: self.keys.cast(dtype),
+            values: self.values.cast(dtype),
+        }
+    }
 }
 
 /// The new tokens of a step at one layer, and what a backend may need to store them.
@@ -83,10 +97,14 @@ impl<'a> Span<'a> {
                     found: found.to_vec(),
                 });
             }
-            if dtype != shape.dtype {
+            let expected = match what {
+                "residuals" => shape.dtype,
+                _ => shape.cache_dtype,
+            };
+            if dtype != expected {
                 return Err(CacheError::Dtype {
                     what,
-                    expected: shape.dtype,
+                    expected,
                     found: dtype,
                 });
             }

@@ -261,7 +261,7 @@ fn attend(
         let mut max: Option<Tensor<3>> = None;
         let mut weights: Vec<(&Block<'_>, Tensor<3>)> = Vec::new();
         for (block, width) in read {
-            let mut scores = grouped.clone().matmul(block.keys(width));
+            let mut scores = grouped.clone().matmul(block.keys(width, query.dtype()));
             if let Some(cap) = params.softcap {
                 scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
             }
@@ -279,7 +279,9 @@ fn attend(
         for (block, weights) in &mut weights {
             weights.inplace(|scores| (scores - max.clone()).exp());
             let sum = padded(weights.clone()).sum_dim(2);
-            let mix = weights.clone().matmul(block.values(weights.dims()[2]));
+            let mix = weights
+                .clone()
+                .matmul(block.values(weights.dims()[2], query.dtype()));
             total = Some(total.map_or(sum.clone(), |total| total + sum));
             mixed = Some(mixed.map_or(mix.clone(), |mixed| mixed + mix));
         }

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, ops::Range};
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::{ATTENTION_BLOCK, Segment, zeros};
 use crate::positions::Positions;
@@ -97,14 +97,14 @@ impl Block<'_> {
         last.map_or(0, |last| (last / TILE + 1) * TILE)
     }
 
-    /// The keys of the first `width` numbers, `[kv_heads, head_dim, width]`.
-    pub(super) fn keys(&self, width: usize) -> Tensor<3> {
-        self.gather(width, 2, Segment::keys_of)
+    /// The keys of the first `width` numbers in the dtype of the queries, `[kv_heads, head_dim, width]`.
+    pub(super) fn keys(&self, width: usize, dtype: DType) -> Tensor<3> {
+        self.gather(width, 2, Segment::keys_of).cast(dtype)
     }
 
-    /// The values of the first `width` numbers, `[kv_heads, width, head_dim]`.
-    pub(super) fn values(&self, width: usize) -> Tensor<3> {
-        self.gather(width, 1, Segment::values_of)
+    /// The values of the first `width` numbers in the dtype of the queries, `[kv_heads, width, head_dim]`.
+    pub(super) fn values(&self, width: usize, dtype: DType) -> Tensor<3> {
+        self.gather(width, 1, Segment::values_of).cast(dtype)
     }
 
     /// The pieces of the first `width` numbers, with zeros between them. Slots are `dim`.

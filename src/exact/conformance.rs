@@ -147,6 +147,31 @@ impl Conformance {
         }
     }
 
+    /// The report for a device and dtype: without comparisons where the kernels of this crate run, whose bits repeat
+    /// by construction, else that of a [`probe`](Self::probe).
+    ///
+    /// # Panics
+    /// As [`probe`](Self::probe).
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Device};
+    /// use kv_direct::exact::{Conformance, KernelShapes};
+    ///
+    /// let found = Conformance::of(&KernelShapes::new(4, 2, 16), &Device::flex(), DType::F32);
+    /// assert!(found.is_exact() && found.checks().is_empty());
+    /// ```
+    #[must_use]
+    pub fn of(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
+        #[cfg(feature = "flex")]
+        if super::ops::owned(device, dtype) {
+            return Self {
+                subject: Subject::new(shapes, device, dtype),
+                checks: Vec::new(),
+            };
+        }
+        Self::probe(shapes, device, dtype)
+    }
+
     /// Whether no bit differed anywhere.
     #[must_use]
     pub fn is_exact(&self) -> bool {

@@ -2,33 +2,15 @@
 
 use burn::tensor::Tensor;
 
-use super::{Activation, Weight, gated, linear, rms_norm};
 #[cfg(feature = "flex")]
-use super::{
-    ops::{self, Layers, PackedLinear, Products},
-    weight::Stored,
-};
+use super::ops::{self, Layers, PackedLinear, Products};
+use super::{Activation, Norm, Weight, gated, linear};
 
 /// A weight `[in, out]` and an optional bias.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Tensor<1>>,
-}
-
-/// The weight and the parameters of a root-mean-square norm.
-#[derive(Debug, Clone)]
-pub(crate) struct Norm {
-    pub(crate) weight: Tensor<1>,
-    pub(crate) epsilon: f64,
-    /// Whether the weight counts as `1 + weight`.
-    pub(crate) plus_one: bool,
-}
-
-impl Norm {
-    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        rms_norm(x, &self.weight, self.epsilon, self.plus_one)
-    }
 }
 
 impl Linear {
@@ -43,13 +25,9 @@ impl Linear {
     /// The same with a packed weight.
     #[cfg(feature = "flex")]
     fn packed(&self) -> Option<PackedLinear<'_>> {
-        match self.weight.stored() {
-            Stored::Packed(weight) => Some(PackedLinear {
-                weight,
-                bias: self.bias.as_ref(),
-            }),
-            Stored::Plain(_) => None,
-        }
+        let weight = self.weight.packed()?;
+        let bias = self.bias.as_ref();
+        Some(PackedLinear { weight, bias })
     }
 }
 

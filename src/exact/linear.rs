@@ -6,10 +6,7 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "flex")]
 use super::ops::{Layers, PackedLinear, Products};
-use super::{
-    weight::{Stored, Weight},
-    zeros,
-};
+use super::{Weight, zeros};
 
 /// `x · weight`, where a row of the result depends only on its own row of `x` and on `weight`.
 ///
@@ -41,26 +38,22 @@ use super::{
 /// ```
 #[must_use]
 pub fn linear(x: Tensor<3>, weight: &Weight) -> Tensor<3> {
-    let weight = match weight.stored() {
-        #[cfg(feature = "flex")]
-        Stored::Packed(packed) => {
-            assert_eq!(x.dims()[2], packed.dims()[0], "the width of x and weight");
-            let linear = PackedLinear {
-                weight: packed,
-                bias: None,
-            };
-            return super::ops::layers(
-                x,
-                Layers {
-                    before: None,
-                    products: Products::Beside(&[linear]),
-                    after: None,
-                    residual: None,
-                },
-            );
-        }
-        Stored::Plain(weight) => weight,
-    };
+    #[cfg(feature = "flex")]
+    if let Some(packed) = weight.packed() {
+        assert_eq!(x.dims()[2], packed.dims()[0], "the width of x and weight");
+        let linear = PackedLinear {
+            weight: packed,
+            bias: None,
+        };
+        let layers = Layers {
+            before: None,
+            products: Products::Beside(&[linear]),
+            after: None,
+            residual: None,
+        };
+        return super::ops::layers(x, layers);
+    }
+    let weight = weight.plain();
     let [batch, tokens, width] = x.dims();
     let out = weight.dims()[1];
     let x = x.reshape([batch * tokens, width]);

@@ -59,3 +59,20 @@ pub fn rms_norm<const D: usize>(
         (true, _) => (quotient * (weight.cast(DType::F32) + 1.0)).cast(dtype),
     }
 }
+
+/// The weight and the parameters of a root-mean-square norm.
+#[cfg(any(feature = "flex", feature = "model"))]
+#[derive(Debug, Clone)]
+pub(crate) struct Norm {
+    pub(crate) weight: Tensor<1>,
+    pub(crate) epsilon: f64,
+    /// Whether the weight counts as `1 + weight`.
+    pub(crate) plus_one: bool,
+}
+
+#[cfg(feature = "model")]
+impl Norm {
+    pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        rms_norm(x, &self.weight, self.epsilon, self.plus_one)
+    }
+}

@@ -71,6 +71,10 @@ pub(super) struct Layers<'a> {
 
 /// The products of [`Layers`].
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "model"),
+    allow(dead_code, reason = "only the decoder has a feed-forward layer")
+)]
 pub(super) enum Products<'a> {
     /// Of the same input, side by side.
     Beside(&'a [PackedLinear<'a>]),
@@ -149,20 +153,19 @@ pub(super) fn owns_attention(query: &Tensor<4>, segments: &[Vec<Segment>]) -> bo
 }
 
 /// Writes rows into a buffer of keys (rank 4) or values (rank 3), in place, if the kernels of this crate do that for
-/// its device and dtype; else returns it as it is.
+/// its device and dtype. Returns the buffer, and whether they did.
 pub(crate) fn write<const D: usize>(
     buffer: Tensor<D>,
     rows: &Tensor<3>,
     head: usize,
     at: usize,
-) -> Result<Tensor<D>, Tensor<D>> {
+) -> (Tensor<D>, bool) {
     let dtypes = [buffer.dtype(), rows.dtype()];
     let stored = matches!(dtypes[0], DType::F32 | DType::BF16 | DType::F16);
     if !stored || dtypes[0] != dtypes[1] || buffer.device() != Device::flex() {
-        return Err(buffer);
+        return (buffer, false);
     }
     let (buffer, rows) = (buffer.into_dispatch(), rows.clone().into_dispatch());
-    Ok(Tensor::from_dispatch(Dispatch::exact_write(
-        buffer, rows, head, at,
-    )))
+    let written = Dispatch::exact_write(buffer, rows, head, at);
+    (Tensor::from_dispatch(written), true)
 }

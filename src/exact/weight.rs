@@ -24,10 +24,10 @@ use super::{ops::owned, packed::Packed};
 pub struct Weight(Stored);
 
 #[derive(Debug, Clone)]
-pub(super) enum Stored {
+enum Stored {
     #[cfg(feature = "flex")]
     Packed(Arc<Packed>),
-    Plain(Tensor<2>),
+    Plain(Box<Tensor<2>>),
 }
 
 impl Weight {
@@ -51,7 +51,7 @@ impl Weight {
             }
             return packing.finish();
         }
-        Self(Stored::Plain(weight))
+        Self(Stored::Plain(Box::new(weight)))
     }
 
     /// `[in, out]`.
@@ -106,17 +106,33 @@ impl Weight {
                 let ids: Vec<i64> = columns.iter().map(|&id| i64::from(id)).collect();
                 let ids = TensorData::new(ids, [columns.len()]);
                 let ids = Tensor::<1, Int>::from_data(ids, &weight.device());
+                let weight: &Tensor<2> = weight;
                 weight.clone().select(1, ids).transpose()
             }
         }
     }
 
-    pub(super) const fn stored(&self) -> &Stored {
-        &self.0
+    /// The panels, if it has them.
+    #[cfg(feature = "flex")]
+    pub(super) fn packed(&self) -> Option<&Packed> {
+        match &self.0 {
+            Stored::Packed(packed) => Some(packed),
+            Stored::Plain(_) => None,
+        }
+    }
+
+    /// The tensor of a weight without panels.
+    pub(super) fn plain(&self) -> &Tensor<2> {
+        match &self.0 {
+            #[cfg(feature = "flex")]
+            Stored::Packed(_) => unreachable!("whoever asks has asked for panels before"),
+            Stored::Plain(weight) => weight,
+        }
     }
 }
 
 /// A weight that is filled column by column, in the layout of its device: nothing is held twice.
+#[cfg(any(feature = "flex", feature = "model"))]
 #[derive(Debug)]
 pub(crate) enum Packing {
     #[cfg(feature = "flex")]
@@ -128,6 +144,7 @@ pub(crate) enum Packing {
     },
 }
 
+#[cfg(any(feature = "flex", feature = "model"))]
 impl Packing {
     /// All zeros, to be stored as `dtype` where the layout allows it, else in f32.
     pub(crate) fn new(dims: [usize; 2], dtype: DType, device: &Device) -> Self {
@@ -171,7 +188,8 @@ impl Packing {
             Self::Packed(packed) => Stored::Packed(Arc::new(packed)),
             Self::Plain { data, dims, device } => {
                 let data = TensorData::new(data, dims);
-                Stored::Plain(Tensor::from_data(data, (&device, DType::F32)))
+                let weight = Tensor::from_data(data, (&device, DType::F32));
+                Stored::Plain(Box::new(weight))
             }
         })
     }

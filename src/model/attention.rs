@@ -1,6 +1,6 @@
 //! Attention of one block: the only caller of `wants`, `keys_values` and `observe`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::{DecoderConfig, rope::Angles};
 use crate::{
@@ -34,6 +34,8 @@ pub(super) struct StepAt<'a> {
     pub(super) step: &'a Step,
     /// The angles of the step's positions, from the layer's rotary table.
     pub(super) angles: &'a Angles,
+    /// The dtype in which the cache takes keys and values.
+    pub(super) cache_dtype: DType,
     /// The block itself, for a cache that rebuilds entries.
     pub(super) replay: &'a dyn Replay,
 }
@@ -107,6 +109,7 @@ impl Attention {
             config.head_dim,
         );
         let projection = self.keys_values(&all, config.heads, at.angles, config);
+        let projection = projection.cast(at.cache_dtype);
         let query = all.slice_dim(1, 0..config.heads);
         let span = Span::new(query_positions, &residual, &projection, at.replay);
         let keys_values = cache.keys_values(at.layer, span)?;

@@ -41,7 +41,8 @@ impl Replay for BlockView<'_> {
     ) -> Result<Projection, CacheError> {
         let angles = self.angles(positions)?;
         let config = self.decoder.config();
-        Ok(self.block().project(residual, &angles, config))
+        let projection = self.block().project(residual, &angles, config);
+        Ok(projection.cast(self.decoder.cache_dtype))
     }
 
     fn forward(
@@ -62,7 +63,9 @@ impl Replay for BlockView<'_> {
         from: &Positions,
         to: &Positions,
     ) -> Result<Tensor<4>, CacheError> {
+        let dtype = keys.dtype();
+        let keys = keys.cast(self.decoder.dtype());
         let original = self.angles(from)?.inverse().rotate(keys);
-        Ok(self.angles(to)?.rotate(original))
+        Ok(self.angles(to)?.rotate(original).cast(dtype))
     }
 }

@@ -9,6 +9,7 @@ use crate::exact::{Packing, Weight};
 /// Where a decoder's weights come from, and the device they go to.
 pub(super) struct Source<'a, F> {
     weights: F,
+    stored: &'a dyn Fn(&str) -> DType,
     device: &'a Device,
 }
 
@@ -18,8 +19,13 @@ where
     I: IntoIterator<Item = f32>,
     E: std::error::Error + 'static,
 {
-    pub(super) const fn new(weights: F, device: &'a Device) -> Self {
-        Self { weights, device }
+    /// `stored` is the dtype of each weight in its source.
+    pub(super) fn new(weights: F, stored: &'a dyn Fn(&str) -> DType, device: &'a Device) -> Self {
+        Self {
+            weights,
+            stored,
+            device,
+        }
     }
 
     /// Reads vectors and joins them.
@@ -32,14 +38,21 @@ where
         Ok(tensor(data, [total], self.device))
     }
 
-    /// Reads matrices `[out, width]` and joins them to one weight `[width, sum of out]`.
+    /// Reads matrices `[out, width]` and joins them to one weight `[width, sum of out]`, stored as they are, or in f32 if
+    /// their dtypes differ.
     pub(super) fn weight(
         &mut self,
         parts: &[(String, usize)],
         width: usize,
     ) -> Result<Weight, BuildError<E>> {
         let total: usize = parts.iter().map(|(_, out)| out).sum();
-        let mut packing = Packing::new([width, total], DType::F32, self.device);
+        let mut dtypes = parts.iter().map(|(name, _)| (self.stored)(name));
+        let first = dtypes.next().unwrap_or(DType::F32);
+        let dtype = match dtypes.all(|dtype| dtype == first) {
+            true => first,
+            false => DType::F32,
+        };
+        let mut packing = Packing::new([width, total], dtype, self.device);
         let mut left = 0;
         for (name, out) in parts {
             self.rows(name, &[*out, width], width, |first, rows| {

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, sync::OnceLock};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::{
     ConfigError, Decoder, DecoderConfig, RopeConfig,
@@ -75,8 +75,43 @@ impl Decoder {
         E: std::error::Error + 'static,
         I: IntoIterator<Item = f32>,
     {
+        Self::from_stored_weights(config, device, |_| DType::F32, weights)
+    }
+
+    /// As [`from_weights`](Self::from_weights), with matrices held in the dtype that `stored` names for each: bf16 and
+    /// f16 take half the bytes.
+    ///
+    /// The decoder computes in f32 all the same. Its results have the bits of one that holds the same numbers in f32.
+    /// Only `flex` has layouts for other dtypes than f32; other devices hold f32. Elements are rounded to the dtype:
+    /// numbers that were read from it stay what they are.
+    ///
+    /// # Errors
+    /// As [`from_weights`](Self::from_weights).
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Device};
+    /// use kv_direct::model::{Decoder, DecoderConfig};
+    ///
+    /// let config = DecoderConfig::new(97, 64, 3, 4, 2);
+    /// let device = Device::flex();
+    /// let decoder = Decoder::from_stored_weights(config, &device, |_| DType::BF16, |_, shape| {
+    ///     Ok::<_, std::convert::Infallible>(vec![0.25; shape.iter().product()])
+    /// })?;
+    /// assert_eq!(decoder.shape().dtype, DType::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_stored_weights<E, I>(
+        config: DecoderConfig,
+        device: &Device,
+        stored: impl Fn(&str) -> DType,
+        weights: impl FnMut(&str, &[usize]) -> Result<I, E>,
+    ) -> Result<Self, BuildError<E>>
+    where
+        E: std::error::Error + 'static,
+        I: IntoIterator<Item = f32>,
+    {
         config.validate()?;
-        let mut source = Source::new(weights, device);
+        let mut source = Source::new(weights, &stored, device);
         let hidden = config.hidden;
         let mut columns = |name: &str| source.weight(&[(name.into(), config.vocab)], hidden);
         let embedding = columns("embedding")?;
@@ -116,6 +151,7 @@ impl Decoder {
                 bias: None,
             },
             device: device.clone(),
+            cache_dtype: DType::F32,
             conformance: OnceLock::new(),
         })
     }

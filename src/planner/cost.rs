@@ -162,8 +162,11 @@ impl Plan {
             .collect();
         let lacks =
             |layer: usize| self.rebuilds(layer) && before > self.hot() && !tops.contains(&layer);
-        let (element, width) = (shape.dtype.size(), 2 * shape.kv_width());
-        let per_token = self.bytes_per_old_token(shape) + tops.len() * width * element;
+        let (element, entry) = (
+            shape.dtype.size(),
+            2 * shape.kv_width() * shape.cache_dtype.size(),
+        );
+        let per_token = self.bytes_per_old_token(shape) + tops.len() * entry;
         let old = before.saturating_sub(self.hot());
         let mut work = Work {
             chunk: self.chunk(),
@@ -177,10 +180,10 @@ impl Plan {
             let window = shape.windows[layer].map(|window| window.get());
             let read = window.map_or(before + 1, |window| window.min(before + 1));
             own += sequences * attention_flops(shape, read);
-            moved += sequences * read * width * element;
+            moved += sequences * read * entry;
             if lacks(layer) {
                 // Written where attention reads it.
-                moved += sequences * read * width * element;
+                moved += sequences * read * entry;
             }
             if !enters {
                 continue;

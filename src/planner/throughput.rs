@@ -145,8 +145,9 @@ impl Throughput {
             }
         });
         let chunks = chunks.collect();
-        let token = shape.block_weights() + 2 * shape.kv_width() * spans(context, 1).0;
-        let read = (shape.layers() * token * shape.dtype.size()) as f64 / middle(steps);
+        let entries = 2 * shape.kv_width() * spans(context, 1).0 * shape.cache_dtype.size();
+        let token = shape.block_weights() * shape.dtype.size() + entries;
+        let read = (shape.layers() * token) as f64 / middle(steps);
         Ok(Self { read, chunks })
     }
 }

@@ -114,7 +114,7 @@ impl Sinks {
                 let problem = "entries were evicted, but the first ones are not there";
                 return Err(wrong(&name, problem));
             }
-            let keys = || state.tensor(&name, dims, shape.dtype);
+            let keys = || state.tensor(&name, dims, shape.cache_dtype);
             state.contains(&name).then(keys).transpose()
         };
         let of_layer = |layer: usize| {

@@ -186,12 +186,11 @@ struct Bytes {
 
 impl Bytes {
     fn new(shape: &ModelShape, sequences: usize) -> Self {
-        let element = shape.dtype.size();
         Self {
             sequences,
             // An entry, and the position it has.
-            slot: 2 * shape.kv_width() * element + size_of::<usize>(),
-            residual: shape.hidden * element,
+            slot: 2 * shape.kv_width() * shape.cache_dtype.size() + size_of::<usize>(),
+            residual: shape.hidden * shape.dtype.size(),
         }
     }
 

@@ -192,10 +192,9 @@ impl Plan {
     /// Bytes of one token that is no longer hot and has left all sliding windows.
     #[must_use]
     pub fn bytes_per_old_token(&self, shape: &ModelShape) -> usize {
-        let element = shape.dtype.size();
         let layers = self.layers.iter().map(|retain| match retain {
-            Retain::KeysValues => 2 * shape.kv_width() * element,
-            Retain::Residual => shape.hidden * element,
+            Retain::KeysValues => 2 * shape.kv_width() * shape.cache_dtype.size(),
+            Retain::Residual => shape.hidden * shape.dtype.size(),
             Retain::Nothing => 0,
         });
         layers.sum::<usize>() + usize::from(self.retains_ids()) * size_of::<u32>()

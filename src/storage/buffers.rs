@@ -162,12 +162,11 @@ fn written<const D: usize>(
     head: usize,
     at: usize,
 ) -> bool {
-    let mut done = true;
+    let mut done = false;
     buffer.inplace(|buffer| {
-        write(buffer, rows, head, at).unwrap_or_else(|buffer| {
-            done = false;
-            buffer
-        })
+        let (buffer, written) = write(buffer, rows, head, at);
+        done = written;
+        buffer
     });
     done
 }

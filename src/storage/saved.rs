@@ -153,8 +153,8 @@ impl SequenceStore {
         let kernels = &shape.kernels;
         let dims = [kernels.kv_heads, entries, kernels.head_dim];
         let rows = Rows {
-            keys: state.tensor(&name("keys"), dims, shape.dtype)?,
-            values: state.tensor(&name("values"), dims, shape.dtype)?,
+            keys: state.tensor(&name("keys"), dims, shape.cache_dtype)?,
+            values: state.tensor(&name("values"), dims, shape.cache_dtype)?,
         };
         let slots = match self.lists[0].is_anchored() {
             true => Vec::new(),

@@ -77,7 +77,7 @@ pub(super) fn memory_is_what_is_held(contract: &Contract, device: &Device) {
 
 /// Bytes of an entry in one KV head: a key and a value.
 pub(super) fn entry_bytes(shape: &ModelShape) -> usize {
-    2 * shape.kernels.head_dim * shape.dtype.size()
+    2 * shape.kernels.head_dim * shape.cache_dtype.size()
 }
 
 /// The most entries of a sliding-window layer after a step: those that its first query saw, and the new ones.

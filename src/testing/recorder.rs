@@ -102,7 +102,7 @@ impl Recorder {
             for segment in returned.segments(sequence) {
                 let old = Table::new(segment.key_rows(), segment.values().clone());
                 reading.finite &= old.finite();
-                reading.bytes += old.bytes(self.shape.dtype.size());
+                reading.bytes += old.bytes(self.shape.cache_dtype.size());
                 for head in 0..heads {
                     for (slot, &position) in used(segment.positions(head)) {
                         let at = (sequence, head, position);

@@ -7,3 +7,4 @@ mod fingerprint;
 mod observation;
 mod patching;
 mod rope;
+mod stored_weights;

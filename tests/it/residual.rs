@@ -3,6 +3,7 @@
 mod bits;
 mod byte_budget;
 mod byte_budget_edges;
+mod cache_dtypes;
 mod certified;
 mod half_width;
 mod huge_windows;

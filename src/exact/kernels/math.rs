@@ -36,10 +36,10 @@ pub(crate) fn tanh(x: f32) -> f32 {
     let large = (1.0 - e) / (1.0 + e);
     let z = x * x;
     let mut p = -5.704_988_7e-3_f32;
-    p = p.mul_add(z, 2.063_908_9e-2);
+    p = p.mul_add(z, 2.063_909e-2);
     p = p.mul_add(z, -5.373_971_6e-2);
     p = p.mul_add(z, 1.333_144_2e-1);
-    p = p.mul_add(z, -3.333_328_2e-1);
+    p = p.mul_add(z, -0.333_332_8);
     let small = (p * z).mul_add(x, x);
     let large = if x < 0.0 { -large } else { large };
     if size < 0.625 { small } else { large }
