@@ -35,6 +35,7 @@ mod ops;
 mod packed;
 mod pool;
 mod rotate;
+mod scratch;
 mod segment;
 mod weight;
 mod zeros;
@@ -46,8 +47,9 @@ pub(crate) use self::norm::Norm;
 #[cfg(feature = "flex")]
 pub(crate) use self::ops::write;
 pub(crate) use self::{
-    attention::attention_scratch,
+    attention::stock_attention_scratch,
     pool::in_pool,
+    scratch::{attention_scratch, layers_scratch, owned},
     segment::{grown, panels, rows, whole},
     zeros::zeros,
 };

@@ -97,7 +97,7 @@ impl Decoder {
     #[must_use]
     pub fn shape(&self) -> ModelShape {
         let shape = self.config().shape(self.dtype());
-        shape.with_cache_dtype(self.cache_dtype)
+        shape.with_cache_dtype(self.cache_dtype).on(&self.device)
     }
 
     /// Hands keys and values to caches in another dtype: bf16 and f16 take half the bytes.

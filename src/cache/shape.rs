@@ -2,11 +2,11 @@
 
 use std::{fmt, num::NonZeroUsize};
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 
 use crate::{
     cache::{CacheError, CachedPositions, LayerIndex},
-    exact::{KernelShapes, attention_scratch},
+    exact::{KernelShapes, attention_scratch, layers_scratch, owned, stock_attention_scratch},
     positions::visible,
 };
 
@@ -38,6 +38,8 @@ pub struct ModelShape {
     pub intermediate: Option<usize>,
     /// Size of the vocabulary. Costs leave the head out where it is unknown.
     pub vocab: Option<usize>,
+    /// Whether the kernels of this crate run the model: then temporaries are small.
+    pub(crate) own_kernels: bool,
 }
 
 impl ModelShape {
@@ -52,7 +54,14 @@ impl ModelShape {
             kernels,
             intermediate: None,
             vocab: None,
+            own_kernels: cfg!(feature = "flex") && matches!(dtype, DType::F32),
         }
+    }
+
+    /// The same model on a device. Its temporaries depend on whose kernels run there.
+    pub(crate) fn on(mut self, device: &Device) -> Self {
+        self.own_kernels = owned(device, self.dtype);
+        self
     }
 
     /// The same model with keys and values cached in another dtype.
@@ -154,25 +163,33 @@ impl ModelShape {
     }
 
     /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens in each of `batch`
-    /// sequences, against `slots` slots. That is the larger of attention (queries and a block of scores) and the
-    /// feed-forward layer (gate, up and a partial sum), each beside the residual and its normed copy. An unknown
-    /// feed-forward layer is left out.
+    /// sequences, against `slots` slots. That is the larger of attention and the feed-forward layer, beside the
+    /// residual and its successor. An unknown feed-forward layer is left out.
     pub(crate) fn block_scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
         let KernelShapes {
             heads, head_dim, ..
         } = self.kernels;
-        let element = self.dtype.size();
-        let bytes = batch * tokens * element;
-        let attention = 2 * bytes * heads * head_dim
-            + attention_scratch((heads, self.kv_width()), tokens, slots, element);
-        let feed_forward = 3 * bytes * self.intermediate.unwrap_or(0);
-        2 * bytes * self.hidden + attention.max(feed_forward)
+        let (element, inner) = (self.dtype.size(), self.intermediate.unwrap_or(0));
+        let rows = batch * tokens;
+        let queries = 2 * rows * heads * head_dim * element;
+        if self.own_kernels {
+            let attention = queries + attention_scratch(batch, (heads, head_dim), tokens, slots);
+            let feed_forward = layers_scratch(rows, self.hidden, Some(inner));
+            return 2 * rows * self.hidden * element + attention.max(feed_forward);
+        }
+        let scores = stock_attention_scratch((heads, self.kv_width()), tokens, slots, element);
+        let feed_forward = 3 * rows * inner * element;
+        2 * rows * self.hidden * element + (queries + scores).max(feed_forward)
     }
 
     /// Bytes of temporaries while `tokens` tokens in each of `batch` sequences are projected: the normed
     /// residual, and keys and values, first side by side, then apart.
-    pub(crate) const fn projection_scratch(&self, batch: usize, tokens: usize) -> usize {
-        batch * tokens * (self.hidden + 4 * self.kv_width()) * self.dtype.size()
+    pub(crate) fn projection_scratch(&self, batch: usize, tokens: usize) -> usize {
+        let (rows, element) = (batch * tokens, self.dtype.size());
+        match self.own_kernels {
+            true => 4 * rows * self.kv_width() * element + layers_scratch(rows, self.hidden, None),
+            false => rows * (self.hidden + 4 * self.kv_width()) * element,
+        }
     }
 
     /// Elements of the keys (or of the values) of one token at one layer.

@@ -107,9 +107,9 @@ pub(super) fn checked<'a>(
     }
 }
 
-/// Bytes of temporaries that [`attention`] holds for the scores of its largest block of queries and for one block of
+/// Bytes of temporaries that stock operations hold for the scores of the largest block of queries and for one block of
 /// slots, with elements of `element` bytes. A product is held twice while it is computed.
-pub(crate) fn attention_scratch(
+pub(crate) fn stock_attention_scratch(
     (heads, kv_width): (usize, usize),
     tokens: usize,
     slots: usize,

@@ -163,7 +163,7 @@ impl Conformance {
     #[must_use]
     pub fn of(shapes: &KernelShapes, device: &Device, dtype: DType) -> Self {
         #[cfg(feature = "flex")]
-        if super::ops::owned(device, dtype) {
+        if super::owned(device, dtype) {
             return Self {
                 subject: Subject::new(shapes, device, dtype),
                 checks: Vec::new(),

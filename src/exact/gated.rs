@@ -34,7 +34,7 @@ pub enum Activation {
 #[must_use]
 pub fn gated(x: Tensor<3>, activation: Activation) -> Tensor<3> {
     #[cfg(feature = "flex")]
-    if ops::owned(&x.device(), x.dtype()) {
+    if super::owned(&x.device(), x.dtype()) {
         return ops::gated(x, activation);
     }
     let width = x.dims()[2] / 2;

@@ -40,7 +40,7 @@ pub fn rms_norm<const D: usize>(
 ) -> Tensor<D> {
     let dtype = x.dtype();
     #[cfg(feature = "flex")]
-    if ops::owned(&x.device(), dtype) && weight.dims()[0] == x.dims()[D - 1] {
+    if super::owned(&x.device(), dtype) && weight.dims()[0] == x.dims()[D - 1] {
         return ops::norm(x, weight, epsilon, weight_plus_one);
     }
     let x = if dtype == DType::F32 {

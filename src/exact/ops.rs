@@ -8,7 +8,7 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 
-use super::{Activation, AttentionParams, Norm, Segment, packed::Packed};
+use super::{Activation, AttentionParams, Norm, Segment, packed::Packed, scratch::owned};
 use crate::positions::Positions;
 
 /// Operations whose order of sums `docs/exactness.md` gives. All tensors are f32.
@@ -104,11 +104,6 @@ pub(super) enum Wanted {
     ColumnSums,
     /// The probabilities of the last queries: `[batch, heads, queries, slots]`.
     LastQueries(usize),
-}
-
-/// Whether the kernels of this crate run operations on tensors of this dtype on this device.
-pub(crate) fn owned(device: &Device, dtype: DType) -> bool {
-    dtype == DType::F32 && *device == Device::flex()
 }
 
 pub(super) fn layers(x: Tensor<3>, layers: Layers<'_>) -> Tensor<3> {

@@ -26,7 +26,7 @@ use super::ops;
 #[must_use]
 pub fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4> {
     #[cfg(feature = "flex")]
-    if ops::owned(&x.device(), x.dtype()) {
+    if super::owned(&x.device(), x.dtype()) {
         return ops::rotate(x, cos, sin);
     }
     let half = x.dims()[3] / 2;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 #[cfg(feature = "flex")]
-use super::{ops::owned, packed::Packed};
+use super::{owned, packed::Packed};
 
 /// The weight of a linear layer, laid out for its device. Cloning is cheap.
 ///

@@ -55,7 +55,7 @@ impl Setup {
             plan = plan.canonical();
         }
         Ok(Self {
-            shape: shape.clone(),
+            shape: shape.clone().on(&found.device),
             device: found.device.clone(),
             plan,
             byte_budget: config.byte_budget,

@@ -17,6 +17,7 @@ use self::{
     pieces::Piece,
 };
 use super::{SimdLevel, threads};
+use crate::exact::scratch::{TOKENS, WAVE};
 
 /// The shape of a call.
 #[derive(Debug, Clone, Copy)]
@@ -72,13 +73,10 @@ pub(crate) fn attend<T: Stored>(
     }
 }
 
-/// Tokens whose queries are computed together: at most, and at least where exponentials are kept for a report.
-const TOKENS: usize = 64;
+/// The fewest tokens whose queries are computed together where exponentials are kept for a report.
 const FEWEST_TOKENS: usize = 8;
 /// Exponentials that are kept for a report, unless [`FEWEST_TOKENS`] have more.
 const SCORES: usize = 1 << 19;
-/// Blocks of slots after which results are merged: what units return does not grow with the context.
-const WAVE: usize = 16;
 /// Queries of a unit: a multiple of those of every tile.
 const ROWS: usize = 96;
 /// Units that a thread takes at a time are at least this many scores.

@@ -4,7 +4,7 @@
 //! A few rows share out the columns of every stage instead. Either way each value is computed by the same operations.
 
 use super::{SimdLevel, gated, norm, threads};
-use crate::exact::{Activation, packed::Packed};
+use crate::exact::{Activation, packed::Packed, scratch::GROUP};
 
 /// A norm's weight and parameters.
 #[derive(Clone, Copy)]
@@ -49,9 +49,8 @@ pub(crate) enum Layers<'a> {
     },
 }
 
-/// Rows of a group: at least, where threads share out groups, and at most.
+/// The fewest rows of a group for each thread.
 const FEWEST: usize = 24;
-const MOST: usize = 132;
 /// Rows of the largest tile: groups are whole tiles.
 const TILE: usize = 12;
 
@@ -84,7 +83,7 @@ impl Layers<'_> {
             return;
         }
         // As many groups for each thread, and as few as fit the caches.
-        let groups = rows.div_ceil(MOST).next_multiple_of(threads);
+        let groups = rows.div_ceil(GROUP).next_multiple_of(threads);
         let group = rows.div_ceil(groups).next_multiple_of(TILE);
         threads::chunks(out, group * columns, |index, out| {
             let rows = out.len() / columns;

@@ -1,0 +1,51 @@
+//! What the kernels of this crate hold beside their operands and results.
+
+use burn::tensor::{DType, Device};
+
+use super::ATTENTION_BLOCK;
+
+/// Whether the kernels of this crate run operations on tensors of this dtype on this device.
+pub(crate) fn owned(device: &Device, dtype: DType) -> bool {
+    #[cfg(feature = "flex")]
+    return dtype == DType::F32 && *device == Device::flex();
+    #[cfg(not(feature = "flex"))]
+    {
+        let _ = (device, dtype);
+        false
+    }
+}
+
+/// Tokens of each sequence whose queries are computed together.
+pub(crate) const TOKENS: usize = 64;
+/// Blocks of slots after which results are merged: what is held does not grow with the context.
+pub(crate) const WAVE: usize = 16;
+/// The most rows that go through a layer together on one thread.
+pub(crate) const GROUP: usize = 132;
+
+/// Bytes that attention holds in f32 for `tokens` queries in each of `batch` sequences against `slots` slots: the
+/// results of some blocks, and those that they are merged into.
+pub(crate) fn attention_scratch(
+    batch: usize,
+    (heads, head_dim): (usize, usize),
+    tokens: usize,
+    slots: usize,
+) -> usize {
+    let blocks = slots.div_ceil(ATTENTION_BLOCK).min(WAVE) + 1;
+    batch * tokens.min(TOKENS) * heads * (head_dim + 2) * blocks * size_of::<f32>()
+}
+
+/// Bytes that linear layers hold in f32 between input and result: the normed rows of a group, the same side by side,
+/// and for a feed-forward layer of width `inner` its gate, up, and product.
+pub(crate) fn layers_scratch(rows: usize, width: usize, inner: Option<usize>) -> usize {
+    let inner = inner.unwrap_or(0);
+    let row = width + 3 * inner + width.max(inner);
+    rows.min(GROUP * threads()) * row * size_of::<f32>()
+}
+
+/// Threads that the kernels run on.
+fn threads() -> usize {
+    #[cfg(feature = "rayon")]
+    return rayon::current_num_threads();
+    #[cfg(not(feature = "rayon"))]
+    1
+}
