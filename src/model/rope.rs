@@ -67,7 +67,7 @@ pub fn yarn_attention_factor(factor: f64) -> f64 {
     if factor <= 1.0 {
         1.0
     } else {
-        0.1 * factor.ln() + 1.0
+        0.1 * libm::log(factor) + 1.0
     }
 }
 
@@ -104,7 +104,7 @@ impl RopeConfig {
         let width = head_dim as f64;
         (0..head_dim / 2)
             .map(|pair| {
-                let plain = self.theta.powf(-2.0 * pair as f64 / width);
+                let plain = libm::pow(self.theta, -2.0 * pair as f64 / width);
                 match self.scaling {
                     RopeScaling::None => plain,
                     RopeScaling::Linear { factor } => plain / factor,
@@ -126,8 +126,8 @@ impl RopeConfig {
                         ..
                     } => {
                         let pair_of = |rotations: f64| {
-                            width * (original / (rotations * std::f64::consts::TAU)).ln()
-                                / (2.0 * self.theta.ln())
+                            width * libm::log(original / (rotations * std::f64::consts::TAU))
+                                / (2.0 * libm::log(self.theta))
                         };
                         let low = pair_of(fast).floor().max(0.0);
                         let high = pair_of(slow).ceil().min(width - 1.0);
@@ -183,8 +183,8 @@ impl RopeConfig {
     }
 }
 
-/// Cosines and sines by absolute position. They are computed on the host on first use, so that those of a position
-/// have the same bits at every use.
+/// Cosines and sines by absolute position. They are computed on the host on first use, by the functions of the crate
+/// `libm`: those of a position have the same bits at every use and on every system.
 pub(super) struct RopeTable {
     frequencies: Vec<f64>,
     amplitude: f64,
@@ -246,11 +246,11 @@ impl RopeTable {
                 let cosines = self
                     .frequencies
                     .iter()
-                    .map(move |f| (angle(f).cos() * self.amplitude) as f32);
+                    .map(move |f| (libm::cos(angle(f)) * self.amplitude) as f32);
                 cosines.chain(
                     self.frequencies
                         .iter()
-                        .map(move |f| (angle(f).sin() * self.amplitude) as f32),
+                        .map(move |f| (libm::sin(angle(f)) * self.amplitude) as f32),
                 )
             })
             .collect()
