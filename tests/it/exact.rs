@@ -2,5 +2,7 @@
 
 mod attention;
 mod conformance;
+mod digests;
 mod dtypes;
+mod formulas;
 mod threads;
