@@ -5,15 +5,16 @@
 //! split into steps. Stock kernels do not guarantee this: a product with one row sums in another order than a product
 //! with two. So everything that must be exact goes through this module. Nothing else in the crate multiplies matrices.
 //!
-//! * [`linear()`] cuts the reduction into parts of at most 512 elements and adds their products in order. Up to that
-//!   length the kernels of `flex` compute one chain of fused multiply-adds, whatever the number of rows.
-//! * [`attention()`] computes every sequence by itself, and makes the queries that share a KV head the rows of one
-//!   matrix. It reads entries from [`Segment`]s, in blocks of [`ATTENTION_BLOCK`] slots, counted from slot number 0. A
-//!   block is padded where the order of a sum depends on its length. A query has one maximum over all blocks. Its
-//!   sums are added block by block, and the result is divided once.
-//! * [`rms_norm`] computes one reduction for every row.
+//! * [`linear()`] computes each output as one chain of fused multiply-adds along the reduction.
+//! * [`attention()`] computes every query by itself. It reads entries from [`Segment`]s, in blocks of
+//!   [`ATTENTION_BLOCK`] slots, counted from slot number 0. A block has a maximum and sums of its own. Blocks are merged
+//!   in rising order, and the result is divided once.
+//! * [`rms_norm`], [`rotate`] and [`gated`] read one row.
 //!
-//! None of this is assumed to hold on a given device and dtype: [`Conformance`] measures it.
+//! On `flex` in f32, kernels of this crate do so: `docs/exactness.md` gives the order of every sum as formulas, and
+//! neither threads nor vector instructions change a bit. Elsewhere stock operations of burn run, cut and padded so
+//! that a row does not depend on others where the kernels of the device allow it. Nothing is assumed there:
+//! [`Conformance`] measures it.
 
 mod conformance;
 

@@ -53,10 +53,10 @@ impl AttentionParams {
 /// Query head `h` reads KV head `h / (heads / kv_heads)`. Nothing is repeated in memory.
 ///
 /// # Cost
-/// Every sequence is computed by itself, so it costs what it costs alone. Scores are held for 16 to 128 queries at a
-/// time: the more slots they see, the fewer queries. Blocks of slots that none of these queries sees are skipped. So
-/// are the slots of a block behind its last visible one, in tiles of 64. Skipping changes no bit. The keys and values
-/// of one block are copied at a time.
+/// Every sequence is computed by itself, so it costs what it costs alone. Blocks of slots that no query of a part sees
+/// are skipped, which changes no bit. On `flex` in f32, entries are read where they are stored. Elsewhere scores are
+/// held for 16 to 128 queries at a time: the more slots they see, the fewer queries. The keys and values of one block
+/// are copied at a time.
 ///
 /// # Panics
 /// If the shapes do not fit one another.

@@ -106,7 +106,7 @@ fn once_empty_it_has_ended_no_prompt_of_an_idle_sequence() {
 }
 
 #[test]
-fn it_may_cross_the_end_of_a_kv_block() {
+fn it_may_cross_the_edge_of_a_block_of_slots() {
     let [_, few @ ..] = [2, 4, 6, 8, 10, 14].map(|kind| kinds()[kind]);
     let on = |model: usize, kinds: &[Kind]| {
         let runs = kinds

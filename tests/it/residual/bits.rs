@@ -152,7 +152,7 @@ fn they_equal_full_kv_after_any_truncation() {
 }
 
 #[test]
-fn they_hold_across_the_edge_of_a_kv_block() {
+fn they_hold_across_the_edge_of_a_block_of_slots() {
     let decoder = tiny(2);
     let ids = tokens(3, 560);
     let mut steps: Vec<Vec<u32>> = vec![ids[..500].to_vec()];

@@ -12,7 +12,7 @@ use kv_direct::{
 
 use crate::support::{caches::CacheExt as _, random::noise};
 
-/// Sizes. The residual stream and the feed-forward layer are wider than a block of 512.
+/// Sizes. The residual stream and the feed-forward layer are wider than a part of 512, in which stock products are cut.
 const HIDDEN: usize = 520;
 
 const INNER: usize = 600;
