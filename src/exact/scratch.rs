@@ -34,18 +34,10 @@ pub(crate) fn attention_scratch(
     batch * tokens.min(TOKENS) * heads * (head_dim + 2) * blocks * size_of::<f32>()
 }
 
-/// Bytes that linear layers hold in f32 between input and result: the normed rows of a group, the same side by side,
-/// and for a feed-forward layer of width `inner` its gate, up, and product.
+/// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: normed rows, the
+/// same side by side, and for a feed-forward layer of width `inner` its gate, up, and product.
 pub(crate) fn layers_scratch(rows: usize, width: usize, inner: Option<usize>) -> usize {
     let inner = inner.unwrap_or(0);
     let row = width + 3 * inner + width.max(inner);
-    rows.min(GROUP * threads()) * row * size_of::<f32>()
-}
-
-/// Threads that the kernels run on.
-fn threads() -> usize {
-    #[cfg(feature = "rayon")]
-    return rayon::current_num_threads();
-    #[cfg(not(feature = "rayon"))]
-    1
+    rows * row * size_of::<f32>()
 }

@@ -12,12 +12,16 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
     /// Rows of the reduction in a block.
     const ROWS: usize;
 
+    /// Whether widening costs: then a block of a panel is widened once for all rows that it multiplies.
+    const NARROW: bool = true;
+
     /// The weights of one row, exactly as f32.
     fn widen(&self, row: usize) -> [f32; PANEL];
 }
 
 impl Format for [f32; PANEL] {
     const ROWS: usize = 1;
+    const NARROW: bool = false;
 
     #[inline(always)]
     fn widen(&self, _: usize) -> [f32; PANEL] {

@@ -191,19 +191,30 @@ impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows
     fn call(self) {
         let (width, place) = (self.width, self.place);
         let mut sums = vec![[[0.0; PANEL]; R]; self.x.len() / width];
+        let mut wide = [[0.0; PANEL]; BLOCK];
+        let widens = F::NARROW && sums.len() > 1;
         let panels = self.panels.chunks_exact(width / F::ROWS);
         for (panel, left) in panels.zip((0..place.columns).step_by(PANEL)) {
             sums.fill([[0.0; PANEL]; R]);
             for from in (0..width).step_by(BLOCK) {
                 let to = (from + BLOCK).min(width);
                 let panel = &panel[from / F::ROWS..to / F::ROWS];
+                if widens {
+                    for (row, wide) in wide[..to - from].iter_mut().enumerate() {
+                        *wide = panel[row / F::ROWS].widen(row % F::ROWS);
+                    }
+                }
                 for (x, sums) in self.x.chunks_exact(width).zip(&mut sums) {
+                    let x = &x[from..to];
                     for lane in (0..PANEL).step_by(LANES) {
                         let mut part = [[0.0; LANES]; R];
                         for r in 0..R {
                             part[r].copy_from_slice(&sums[r][lane..lane + LANES]);
                         }
-                        add::<F, R, LANES>(&x[from..to], panel, lane, &mut part);
+                        match widens {
+                            true => add(x, &wide, lane, &mut part),
+                            false => add(x, panel, lane, &mut part),
+                        }
                         for r in 0..R {
                             sums[r][lane..lane + LANES].copy_from_slice(&part[r]);
                         }
