@@ -28,7 +28,7 @@ fn rebuilt_entries_have_the_bits_of_stored_ones() {
             let mut half = vec![Retain::KeysValues; shape.layers()];
             half[0] = Retain::Nothing;
             for plan in [
-                Plan::token_ids(&shape),
+                Plan::tokens(&shape),
                 Plan::new(&shape, half).expect("a plan"),
             ] {
                 let config = ResidualConfig::new(plan.with_hot(5)).even_if_larger();
