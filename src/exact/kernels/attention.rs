@@ -7,6 +7,8 @@ mod block;
 mod pieces;
 mod report;
 
+use std::ops::Range;
+
 pub(crate) use self::{
     block::Stored,
     pieces::{Entries, Sight},
@@ -86,7 +88,7 @@ const GRAIN: usize = 1 << 12;
 struct Unit<'a> {
     sequence: usize,
     kv_head: usize,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     pieces: &'a [Piece],
     /// For each row the maximum, the sum, and the output.
     max: Vec<f32>,
@@ -107,7 +109,7 @@ fn chunk<T: Stored>(
     call: &Call<'_>,
     sequences: &mut [Sequence<'_, T>],
     tokens: usize,
-    now: std::ops::Range<usize>,
+    now: Range<usize>,
     out: &mut [f32],
 ) {
     let Heads {
@@ -249,67 +251,70 @@ impl Unit<'_> {
         let mut from = 0;
         while from < self.rows.len() {
             let left = self.rows.len() - from;
-            macro_rules! tile {
+            macro_rules! tiles {
                 ($rows:literal, $lanes:literal) => {{
-                    self.tile::<T, $rows, $lanes>(call, simd, sequence, first_token, from);
-                    $rows
+                    let to = from + (left / $rows).max(1) * $rows;
+                    let rows = from..to.min(self.rows.len());
+                    self.tiles::<T, $rows, $lanes>(call, simd, sequence, first_token, rows);
+                    to
                 }};
             }
-            from += match (simd, left) {
-                (SimdLevel::Avx512, 12..) => tile!(12, 32),
-                (_, 1) => tile!(1, 32),
-                (_, 2) => tile!(2, 32),
-                (_, 3) => tile!(3, 32),
-                (_, 4) => tile!(4, 16),
-                _ => tile!(6, 16),
+            from = match (simd, left) {
+                (SimdLevel::Avx512, 12..) => tiles!(12, 32),
+                (_, 1) => tiles!(1, 32),
+                (_, 2) => tiles!(2, 32),
+                (_, 3) => tiles!(3, 32),
+                (_, 4) => tiles!(4, 16),
+                _ => tiles!(6, 16),
             };
         }
     }
 
-    fn tile<T: Stored, const R: usize, const LANES: usize>(
+    /// Computes some of the rows, `R` at a time.
+    fn tiles<T: Stored, const R: usize, const LANES: usize>(
         &mut self,
         call: &Call<'_>,
         simd: SimdLevel,
         sequence: &Sequence<'_, T>,
         first_token: usize,
-        from: usize,
+        rows: Range<usize>,
     ) {
-        let Heads { head_dim, .. } = call.heads;
-        let group = call.heads.group();
-        let count = R.min(self.rows.len() - from);
+        let (head_dim, group) = (call.heads.head_dim, call.heads.group());
         let mut query = vec![[0.0; R]; head_dim];
-        let mut sights = [Sight::NOTHING; R];
-        for (r, sight) in sights.iter_mut().enumerate().take(count) {
-            let row = self.rows.start + from + r;
-            let (token, head) = (
-                first_token + row / group,
-                self.kv_head * group + row % group,
-            );
-            *sight = sequence.sights[token];
-            let values = (call.query)(self.sequence, token, head);
-            for (lanes, value) in query.iter_mut().zip(values) {
-                lanes[r] = value * call.scale;
-            }
-        }
+        let mut mixed = vec![0.0; R * head_dim];
         let mut scratch = Scratch::new();
-        let (mut max, mut sum, mut mixed) = ([0.0; R], [0.0; R], vec![0.0; R * head_dim]);
-        simd.run(Block::<T, R, LANES> {
-            query: &query,
-            sights: &sights,
-            entries: &sequence.entries[self.kv_head],
-            pieces: self.pieces,
-            softcap: call.softcap,
-            scratch: &mut scratch,
-            max: &mut max,
-            sum: &mut sum,
-            mixed: &mut mixed,
-        });
-        self.max[from..from + count].copy_from_slice(&max[..count]);
-        self.sum[from..from + count].copy_from_slice(&sum[..count]);
-        let to = &mut self.mixed[from * head_dim..][..count * head_dim];
-        to.copy_from_slice(&mixed[..count * head_dim]);
-        if let Some(weights) = &mut self.weights {
-            weights[from..from + count].copy_from_slice(&scratch.scores()[..count]);
+        for from in rows.clone().step_by(R) {
+            let count = R.min(rows.end - from);
+            let mut sights = [Sight::NOTHING; R];
+            for (r, sight) in sights.iter_mut().enumerate().take(count) {
+                let row = self.rows.start + from + r;
+                let token = first_token + row / group;
+                let head = self.kv_head * group + row % group;
+                *sight = sequence.sights[token];
+                let values = (call.query)(self.sequence, token, head);
+                for (lanes, value) in query.iter_mut().zip(values) {
+                    lanes[r] = value * call.scale;
+                }
+            }
+            let (mut max, mut sum) = ([0.0; R], [0.0; R]);
+            simd.run(Block::<T, R, LANES> {
+                query: &query,
+                sights: &sights,
+                entries: &sequence.entries[self.kv_head],
+                pieces: self.pieces,
+                softcap: call.softcap,
+                scratch: &mut scratch,
+                max: &mut max,
+                sum: &mut sum,
+                mixed: &mut mixed,
+            });
+            self.max[from..from + count].copy_from_slice(&max[..count]);
+            self.sum[from..from + count].copy_from_slice(&sum[..count]);
+            let to = &mut self.mixed[from * head_dim..][..count * head_dim];
+            to.copy_from_slice(&mixed[..count * head_dim]);
+            if let Some(weights) = &mut self.weights {
+                weights[from..from + count].copy_from_slice(&scratch.scores()[..count]);
+            }
         }
     }
 }
