@@ -39,7 +39,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     p = p.mul_add(z, 2.063_909e-2);
     p = p.mul_add(z, -5.373_971_6e-2);
     p = p.mul_add(z, 1.333_144_2e-1);
-    p = p.mul_add(z, -0.333_332_8);
+    p = p.mul_add(z, -3.333_328e-1);
     let small = (p * z).mul_add(x, x);
     let large = if x < 0.0 { -large } else { large };
     if size < 0.625 { small } else { large }

@@ -67,10 +67,10 @@ fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 {
         let z = x * x;
         let coefficients = [
-            2.063_908_9e-2,
+            2.063_909e-2,
             -5.373_971_6e-2,
             1.333_144_2e-1,
-            -3.333_328_2e-1,
+            -3.333_328e-1,
         ];
         let p = coefficients
             .into_iter()
