@@ -66,12 +66,7 @@ fn exp(x: f32) -> f32 {
 fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 {
         let z = x * x;
-        let coefficients = [
-            2.063_909e-2,
-            -5.373_971_6e-2,
-            1.333_144_2e-1,
-            -3.333_328e-1,
-        ];
+        let coefficients = [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
         let p = coefficients
             .into_iter()
             .fold(-5.704_988_7e-3, |p, c| f32::mul_add(p, z, c));
