@@ -2,7 +2,7 @@
 
 use kv_direct::{
     cache::{CacheBackend, LayerIndex},
-    exact::{ATTENTION_BLOCK, PANEL},
+    exact::PANEL,
     model::{Decoder, DecoderConfig},
     policy::{FullKv, H2o, H2oConfig, Window},
 };
@@ -154,11 +154,9 @@ fn scratch_of_a_replay_depends_on_neither_layers_nor_hot_entries() {
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
     });
-    // Attention reads up to 301 slots.
-    let slots = 10 * PANEL;
-    // A chunk's residual, its norm, queries and output, and the scores of 128 queries. Scores are held twice
-    // while they are made. Keys and values of one block of slots are copied.
-    let block = 4 * 128 * HIDDEN * 4 + 2 * (128 * 4 * slots + KV * ATTENTION_BLOCK) * 4;
+    // A chunk's residual and its successor. The feed-forward layer, four times as wide, has the norm, gate and up, their
+    // product, and that once more side by side: more than attention holds, which keeps no scores.
+    let block = 2 * 128 * HIDDEN * 4 + 128 * (HIDDEN + 4 * 4 * HIDDEN) * 4;
     // 290 old tokens, replayed in three chunks of 128, fill ten panels of one layer; 100 fill four.
     let chunk = 128 * HIDDEN * 4;
     let [many, few] = [3 * chunk + 10 * PANEL * SLOT, chunk + 4 * PANEL * SLOT];

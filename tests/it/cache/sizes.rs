@@ -17,9 +17,13 @@ use crate::support::{feed::refusal, models::tiny};
 fn entries_of_another_dtype_are_refused() {
     let decoder = tiny(2);
     let mut shape = decoder.shape();
-    shape.dtype = DType::F16;
+    shape.cache_dtype = DType::F16;
     let error = refusal(&decoder, &mut FullKv::new(&shape), &[1, 2][..]);
     assert_eq!(error.to_string(), "keys are F32, expected F16");
+    shape = decoder.shape();
+    shape.dtype = DType::F16;
+    let error = refusal(&decoder, &mut FullKv::new(&shape), &[1, 2][..]);
+    assert_eq!(error.to_string(), "residuals are F32, expected F16");
 }
 
 #[test]
