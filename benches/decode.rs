@@ -10,11 +10,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{interleaved::median, limits::Memory, model, prefill, random_decoder, undone_step};
+use common::{
+    interleaved::median, limits::Memory, model, prefill, random_decoder, undone_step,
+    work::bytes_of_step,
+};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use kv_direct::{
     cache::CacheBackend,
-    model::Decoder,
     policy::FullKv,
     residual::{Plan, ResidualCheckpoint},
 };
@@ -50,7 +52,7 @@ fn decode(criterion: &mut Criterion) {
     if steps.is_empty() {
         return;
     }
-    let bytes = bytes_per_token(&decoder);
+    let bytes = bytes_of_step(&decoder, 1, CONTEXT);
     let achieved = bytes as f64 / median(&steps) / 1e9;
     let limit = Memory::BYTES as f64 / median(&reads) / 1e9;
     println!(
@@ -104,19 +106,6 @@ fn residual(criterion: &mut Criterion) {
         "residual, 16 hot tokens of {HELD} against FullKv: {residual:.3} and {full:.3} ms a step, ratio {:.1}\n",
         residual / full,
     );
-}
-
-/// Bytes a step cannot do without: every weight once (of an embedding that is not the head a row is
-/// read, not counted), and the keys and values of the context and the new token.
-fn bytes_per_token(decoder: &Decoder) -> usize {
-    let config = decoder.config();
-    let mut weights = config.weights().expect("a decoder's configuration fits");
-    weights.retain(|(name, _)| config.tied_head || name != "embedding");
-    let elements: usize = weights
-        .iter()
-        .map(|(_, shape)| shape.iter().product::<usize>())
-        .sum();
-    elements * size_of::<f32>() + (CONTEXT + 1) * decoder.shape().keys_values_per_token()
 }
 
 criterion_group!(benches, decode, residual);

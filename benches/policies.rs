@@ -7,12 +7,9 @@
 
 mod common;
 
-use std::{
-    env,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use common::{interleaved::median, model, prefill, step};
+use common::{interleaved::median, measuring, model, prefill, step, wanted};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kv_direct::{
     cache::CacheBackend,
@@ -99,11 +96,7 @@ fn prompt(_: &mut Criterion) {
     if !wanted("prefill") {
         return;
     }
-    let rounds = if env::args().any(|arg| arg == "--bench") {
-        3
-    } else {
-        1
-    };
+    let rounds = if measuring() { 3 } else { 1 };
     let (name, decoder) = model();
     let mut times = [Vec::new(), Vec::new()];
     let mut scratch = [0; 2];
@@ -122,12 +115,6 @@ fn prompt(_: &mut Criterion) {
         scratch[1],
         scratch[0],
     );
-}
-
-/// Whether the command line asks for benches of this name. Others would process prompts for minutes.
-fn wanted(name: &str) -> bool {
-    let mut filters = env::args().skip(1).filter(|arg| !arg.starts_with('-'));
-    filters.all(|filter| name.contains(&filter) || filter.contains(name))
 }
 
 criterion_group!(benches, decode, prompt);

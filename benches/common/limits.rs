@@ -9,6 +9,49 @@ use std::{
 
 use burn::tensor::{Device, Tensor};
 
+use super::interleaved::median;
+
+/// Both rates, measured again and again between samples.
+pub(crate) struct Limits {
+    memory: Memory,
+    square: Square,
+    reads: Vec<Duration>,
+    products: Vec<Duration>,
+}
+
+impl Limits {
+    pub(crate) fn new() -> Self {
+        Self {
+            memory: Memory::new(),
+            square: Square::new(),
+            reads: Vec::new(),
+            products: Vec::new(),
+        }
+    }
+
+    /// Measures both once.
+    pub(crate) fn measure(&mut self) {
+        self.reads.push(self.memory.read());
+        self.products.push(self.square.multiply());
+    }
+
+    /// Starts again: the next rates are those of the next samples.
+    pub(crate) fn forget(&mut self) {
+        self.reads.clear();
+        self.products.clear();
+    }
+
+    /// The read rate: bytes a second.
+    pub(crate) fn read_rate(&self) -> f64 {
+        Memory::BYTES as f64 / median(&self.reads)
+    }
+
+    /// The matrix rate: floating-point operations a second.
+    pub(crate) fn matrix_rate(&self) -> f64 {
+        Square::OPERATIONS as f64 / median(&self.products)
+    }
+}
+
 /// Pairs of streams that a thread reads in turn: one stream does not use the whole bandwidth.
 const PAIRS: usize = 4;
 /// Numbers read of a stream before the next has its turn: 1 KiB.

@@ -3,6 +3,7 @@
 
 pub(crate) mod interleaved;
 pub(crate) mod limits;
+pub(crate) mod work;
 
 use std::{
     convert::Infallible,
@@ -37,6 +38,35 @@ pub(crate) fn real_model(instead: &str) -> Option<(&'static str, Decoder)> {
     let folder = PathBuf::from(models).join(MODEL);
     let model = load(&folder, &Device::flex());
     Some((MODEL, model.expect("a whole model folder").decoder))
+}
+
+/// The real model where it is to be had, else random weights of its shape. In test mode the small decoder.
+pub(crate) fn smollm2() -> (&'static str, Decoder) {
+    if !measuring() {
+        return ("random", random_decoder());
+    }
+    real_model("random weights of its shape").unwrap_or_else(|| {
+        let mut config = DecoderConfig::new(49_152, 576, 30, 9, 3);
+        (config.intermediate, config.max_positions) = (1536, 8192);
+        config.tied_head = true;
+        ("SmolLM2's shape", noise(config))
+    })
+}
+
+/// Whether `cargo bench` runs this. `cargo test` runs everything once, to see that it works.
+pub(crate) fn measuring() -> bool {
+    env::args().any(|arg| arg == "--bench")
+}
+
+/// All sizes to measure, or the first where nothing is measured.
+pub(crate) fn sizes(all: &[usize]) -> &[usize] {
+    if measuring() { all } else { &all[..1] }
+}
+
+/// Whether the command line asks for benches of this name. Others would process prompts for minutes.
+pub(crate) fn wanted(name: &str) -> bool {
+    let mut filters = env::args().skip(1).filter(|arg| !arg.starts_with('-'));
+    filters.all(|filter| name.contains(&filter) || filter.contains(name))
 }
 
 pub(crate) fn random_decoder() -> Decoder {
