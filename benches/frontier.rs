@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{
     interleaved::{interleaved, median},
-    model, noise, prefill, residual, undone_step,
+    measuring, model, noise, prefill, residual, undone_step,
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
@@ -21,13 +21,16 @@ use kv_direct::{
     residual::{Plan, ResidualConfig},
 };
 
-/// Tokens held before the step.
-const TOKENS: usize = 2047;
 /// Shares of what `FullKv` holds, in percent.
 const SHARES: [usize; 4] = [25, 50, 75, 90];
 
 /// A name, its plan, and the byte budget if there is one.
 type Planned = (String, Plan, Option<usize>);
+
+/// Tokens held before the step.
+fn tokens() -> usize {
+    if measuring() { 2047 } else { 127 }
+}
 
 /// Steps at these plans, beside those of `FullKv`.
 fn compare(
@@ -36,11 +39,10 @@ fn compare(
     decoder: &Decoder,
     plans: impl FnOnce(&Planner<'_>) -> Vec<Planned>,
 ) {
-    let shape = decoder.shape();
-    let throughput =
-        Throughput::measure(&shape, decoder.device(), TOKENS, |layer| decoder.at(layer));
+    let (shape, held) = (decoder.shape(), tokens());
+    let throughput = Throughput::measure(&shape, decoder.device(), held, |layer| decoder.at(layer));
     let throughput = throughput.expect("the model's own blocks");
-    let planner = Planner::new(&shape, &throughput, TOKENS + 1).expect("sizes are known");
+    let planner = Planner::new(&shape, &throughput, held + 1).expect("sizes are known");
     let plans = plans(&planner);
     let mut caches: Vec<Box<dyn CacheBackend>> = vec![Box::new(FullKv::new(&shape))];
     for (_, plan, budget) in &plans {
@@ -49,7 +51,7 @@ fn compare(
         caches.push(Box::new(residual(decoder, config)));
     }
     for cache in &mut caches {
-        prefill(decoder, cache.as_mut(), TOKENS);
+        prefill(decoder, cache.as_mut(), held);
     }
     let mut times = vec![Vec::new(); caches.len()];
     let mut group = criterion.benchmark_group("frontier");
@@ -58,7 +60,7 @@ fn compare(
     group.bench_function(name, |bencher| {
         bencher.iter_custom(|count| {
             interleaved(count, &mut times, |index| {
-                undone_step(decoder, caches[index].as_mut(), TOKENS);
+                undone_step(decoder, caches[index].as_mut(), held);
             })
         });
     });
@@ -66,12 +68,12 @@ fn compare(
     if times[0].is_empty() {
         return;
     }
-    let held: Vec<usize> = caches.iter().map(|cache| cache.memory().total()).collect();
+    let bytes: Vec<usize> = caches.iter().map(|cache| cache.memory().total()).collect();
     let times: Vec<f64> = times.iter().map(|times| median(times)).collect();
-    println!("{name}, {TOKENS} tokens; {throughput}");
+    println!("{name}, {held} tokens; {throughput}");
     println!(
         "everything stored: {} bytes between steps, {:.4} s a step",
-        held[0], times[0]
+        bytes[0], times[0]
     );
     for (index, (what, plan, _)) in plans.iter().enumerate() {
         let cost = planner.cost(plan).expect("a plan of the model");
@@ -79,8 +81,8 @@ fn compare(
         println!(
             "{what}: {} bytes between steps ({:.3} of everything stored), {} more within one, {time:.4} s a step, \
              {:.2} of the {predicted:.4} s predicted, {:.3} of {}; {plan}, {} hot tokens, chunks of {}",
-            held[index + 1],
-            held[index + 1] as f64 / held[0] as f64,
+            bytes[index + 1],
+            bytes[index + 1] as f64 / bytes[0] as f64,
             cost.scratch,
             time / predicted,
             time / times[1],
@@ -102,7 +104,7 @@ fn plans_of_model(criterion: &mut Criterion) {
             ("ids alone".to_owned(), Plan::tokens(&shape), None),
             ("top half retained".to_owned(), half, None),
         ];
-        let full = (TOKENS + 1) * shape.keys_values_per_token();
+        let full = (tokens() + 1) * shape.keys_values_per_token();
         for share in SHARES {
             let budget = (full * share / 100).max(planner.smallest());
             let plan = planner.plan(budget).expect("no less than the smallest");
@@ -123,7 +125,9 @@ fn residuals(criterion: &mut Criterion) {
             DecoderConfig::new(1024, 256, 8, 8, 8),
         ),
     ];
-    for (name, mut config) in shapes {
+    // Measuring the throughput of one takes seconds.
+    let skipped = if measuring() { 0 } else { 1 };
+    for (name, mut config) in shapes.into_iter().skip(skipped) {
         config.max_positions = 8192;
         let decoder = noise(config);
         let shape = decoder.shape();

@@ -18,7 +18,7 @@ use burn::tensor::{Tensor, TensorData};
 use common::{
     interleaved::{interleaved, median},
     limits::{Memory, Square},
-    noise, real_model,
+    noise, real_model, sizes,
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::{
@@ -33,7 +33,7 @@ const CHUNK: usize = 64;
 fn layer(criterion: &mut Criterion) {
     let limits = (Memory::new(), Square::new());
     for (name, decoder) in decoders() {
-        for tokens in [1, 16, 64, 256, 1024, 4096] {
+        for &tokens in sizes(&[1, 16, 64, 256, 1024, 4096]) {
             compare(criterion, &limits, (name, &decoder), tokens);
         }
     }

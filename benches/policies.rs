@@ -20,8 +20,6 @@ use kv_direct::{
     },
 };
 
-/// Tokens of the prompt.
-const CONTEXT: usize = 2000;
 /// Token budgets: one that evicts, one that never does.
 const BUDGETS: [usize; 2] = [512, 4096];
 const NAMES: [&str; 6] = [
@@ -46,6 +44,11 @@ fn caches(decoder: &Decoder, budget: usize) -> [Box<dyn CacheBackend>; 6] {
     ]
 }
 
+/// Tokens of the prompt.
+fn context() -> usize {
+    if measuring() { 2000 } else { 600 }
+}
+
 /// One-token steps after the prompt.
 fn decode(criterion: &mut Criterion) {
     if !wanted("decode") {
@@ -55,7 +58,7 @@ fn decode(criterion: &mut Criterion) {
     for budget in BUDGETS {
         let mut caches = caches(&decoder, budget);
         for cache in &mut caches {
-            prefill(&decoder, cache.as_mut(), CONTEXT);
+            prefill(&decoder, cache.as_mut(), context());
         }
         let mut times = [const { Vec::new() }; NAMES.len()];
         let mut group = criterion.benchmark_group(format!("decode_at_{budget}"));
@@ -83,7 +86,8 @@ fn decode(criterion: &mut Criterion) {
         for (backend, times) in NAMES.iter().zip(&times).skip(1) {
             let ratio = median(times) / full;
             println!(
-                "decode {name}, {CONTEXT} tokens, {backend} with {budget} entries: {ratio:.3} of full_kv"
+                "decode {name}, {} tokens, {backend} with {budget} entries: {ratio:.3} of full_kv",
+                context(),
             );
         }
         println!();
@@ -104,13 +108,14 @@ fn prompt(_: &mut Criterion) {
         let [full, _, _, h2o, ..] = caches(&decoder, BUDGETS[0]);
         for (index, mut cache) in [full, h2o].into_iter().enumerate() {
             let start = Instant::now();
-            prefill(&decoder, cache.as_mut(), CONTEXT);
+            prefill(&decoder, cache.as_mut(), context());
             times[index].push(start.elapsed());
             scratch[index] = cache.memory().scratch_peak;
         }
     }
     println!(
-        "prefill {name}, {CONTEXT} tokens: h2o {:.3} of full_kv; held on top of the entries: {} and {} bytes\n",
+        "prefill {name}, {} tokens: h2o {:.3} of full_kv; held on top of the entries: {} and {} bytes\n",
+        context(),
         median(&times[1]) / median(&times[0]),
         scratch[1],
         scratch[0],

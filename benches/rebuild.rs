@@ -9,7 +9,7 @@ use std::{ops::ControlFlow, time::Duration};
 
 use common::{
     interleaved::{interleaved, median},
-    model, prefill, residual, undone_step,
+    model, prefill, residual, sizes, undone_step,
 };
 use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
 use kv_direct::cache::CacheBackend;
@@ -23,7 +23,7 @@ fn replay(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("replay");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.measurement_time(Duration::from_millis(1));
-    for tokens in [512, 1024, 2048] {
+    for &tokens in sizes(&[512, 1024, 2048]) {
         let mut parked = residual(&decoder, Plan::tokens(&shape).with_hot(usize::MAX));
         let mut ids = residual(&decoder, Plan::tokens(&shape));
         prefill(&decoder, &mut parked, tokens);
