@@ -5,7 +5,7 @@ use kv_direct::{
     cache::{CacheBackend, LayerIndex},
     model::DecoderConfig,
     policy::FullKv,
-    residual::{Plan, ResidualConfig, Retain},
+    residual::{Plan, ResidualConfig},
 };
 
 use crate::support::{
@@ -25,12 +25,7 @@ fn rebuilt_entries_have_the_bits_of_stored_ones() {
         for dtype in [DType::BF16, DType::F16] {
             let decoder = random_decoder(&config).with_cache_dtype(dtype);
             let shape = decoder.shape();
-            let mut half = vec![Retain::KeysValues; shape.layers()];
-            half[0] = Retain::Nothing;
-            for plan in [
-                Plan::tokens(&shape),
-                Plan::new(&shape, half).expect("a plan"),
-            ] {
+            for plan in [Plan::tokens(&shape), Plan::residuals(&shape)] {
                 let config = ResidualConfig::new(plan.with_hot(5)).even_if_larger();
                 let mut cache = checkpoint(&decoder, config);
                 let mut full = FullKv::new(&shape);
