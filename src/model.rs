@@ -103,7 +103,11 @@ impl Decoder {
     /// Hands keys and values to caches in another dtype: bf16 and f16 take half the bytes.
     ///
     /// They are rounded once, when they are projected. A rebuilt entry is rounded in the same way, so a cache stays
-    /// exact: it has the bits of [`FullKv`](crate::FullKv) with the same dtype. Attention widens entries to f32.
+    /// exact: it has the bits of [`FullKv`](crate::FullKv) with the same dtype. Attention widens entries to f32. An f16
+    /// ends at 65,504: larger numbers become infinite.
+    ///
+    /// # Panics
+    /// If the dtype is none of f32, bf16 and f16.
     ///
     /// ```
     /// use burn::tensor::{DType, Device};
@@ -120,6 +124,10 @@ impl Decoder {
     /// ```
     #[must_use]
     pub fn with_cache_dtype(mut self, dtype: DType) -> Self {
+        assert!(
+            matches!(dtype, DType::F32 | DType::BF16 | DType::F16),
+            "keys and values cannot be cached in {dtype:?}"
+        );
         self.cache_dtype = dtype;
         self
     }
