@@ -253,3 +253,6 @@ fn add<F: Format, const R: usize, const LANES: usize>(
     }
     *sums = chains;
 }
+
+#[cfg(test)]
+mod tests;
