@@ -68,5 +68,6 @@ pub use self::{
 #[cfg(feature = "model")]
 pub(crate) use self::{
     layers::{Linear, feed_forward_added, linear_added, normed_linears},
+    scratch::caches,
     weight::Packing,
 };

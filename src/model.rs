@@ -32,7 +32,7 @@ pub use self::{
 pub use crate::exact::Activation;
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{Conformance, Linear, Norm, Weight, in_pool, normed_linears},
+    exact::{Conformance, Linear, Norm, Weight, caches, in_pool, normed_linears},
     positions::Positions,
 };
 
@@ -125,7 +125,7 @@ impl Decoder {
     #[must_use]
     pub fn with_cache_dtype(mut self, dtype: DType) -> Self {
         assert!(
-            matches!(dtype, DType::F32 | DType::BF16 | DType::F16),
+            caches(dtype),
             "keys and values cannot be cached in {dtype:?}"
         );
         self.cache_dtype = dtype;

@@ -5,10 +5,14 @@
 
 use burn::{
     backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor},
-    tensor::{DType, Device, Tensor},
+    tensor::{Device, Tensor},
 };
 
-use super::{Activation, AttentionParams, Norm, Segment, packed::Packed, scratch::owned};
+use super::{
+    Activation, AttentionParams, Norm, Segment,
+    packed::Packed,
+    scratch::{caches, owned},
+};
 use crate::positions::Positions;
 
 /// Operations whose order of sums `docs/exactness.md` gives. All tensors are f32.
@@ -142,7 +146,7 @@ pub(super) fn attention<const D: usize>(
 pub(super) fn owns_attention(query: &Tensor<4>, segments: &[Vec<Segment>]) -> bool {
     let reads = |segment: &Segment| {
         let dtype = segment.values().dtype();
-        segment.keys().dtype() == dtype && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+        segment.keys().dtype() == dtype && caches(dtype)
     };
     owned(&query.device(), query.dtype()) && segments.iter().flatten().all(reads)
 }
@@ -156,8 +160,7 @@ pub(crate) fn write<const D: usize>(
     at: usize,
 ) -> (Tensor<D>, bool) {
     let dtypes = [buffer.dtype(), rows.dtype()];
-    let stored = matches!(dtypes[0], DType::F32 | DType::BF16 | DType::F16);
-    if !stored || dtypes[0] != dtypes[1] || buffer.device() != Device::flex() {
+    if !caches(dtypes[0]) || dtypes[0] != dtypes[1] || buffer.device() != Device::flex() {
         return (buffer, false);
     }
     let (buffer, rows) = (buffer.into_dispatch(), rows.clone().into_dispatch());

@@ -15,12 +15,16 @@ pub(crate) fn owned(device: &Device, dtype: DType) -> bool {
     }
 }
 
+/// Whether attention of this crate's kernels reads keys and values in this dtype.
+#[cfg(any(feature = "flex", feature = "model"))]
+pub(crate) const fn caches(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
 /// Tokens of each sequence whose queries are computed together.
 pub(crate) const TOKENS: usize = 64;
 /// Blocks of slots after which results are merged: what is held does not grow with the context.
 pub(crate) const WAVE: usize = 16;
-/// The most rows that go through a layer together on one thread.
-pub(crate) const GROUP: usize = 132;
 
 /// Bytes that attention holds in f32 for `tokens` queries in each of `batch` sequences against `slots` slots: the
 /// results of some blocks, and those that they are merged into.

@@ -10,8 +10,9 @@ use super::{owned, packed::Packed};
 
 /// The weight of a linear layer, laid out for its device. Cloning is cheap.
 ///
-/// On `flex` an f32, bf16 or f16 weight stands in panels of 32 columns, as stored. Products widen it in registers, so
-/// they have the bits of an f32 copy. Elsewhere it is a contiguous tensor.
+/// On `flex` an f32 tensor is packed into panels of 32 columns. A decoder that is loaded packs bf16 and f16 weights too,
+/// as stored: products widen them in registers, so they have the bits of an f32 copy. Every other weight is a contiguous
+/// tensor.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -34,11 +35,11 @@ impl Weight {
     /// A weight from `[in, out]`.
     ///
     /// # Cost
-    /// On `flex` it is copied into panels.
+    /// An f32 weight on `flex` is copied into panels.
     #[must_use]
     pub fn new(weight: Tensor<2>) -> Self {
         #[cfg(feature = "flex")]
-        if weight.device() == Device::flex() && packs(weight.dtype()) {
+        if owned(&weight.device(), weight.dtype()) {
             let [width, out] = weight.dims();
             let mut packing = Packing::new([width, out], weight.dtype(), &weight.device());
             for first in (0..out).step_by(COLUMNS) {
@@ -193,12 +194,6 @@ impl Packing {
             }
         })
     }
-}
-
-/// Whether a weight of this dtype is packed on `flex`.
-#[cfg(feature = "flex")]
-fn packs(dtype: DType) -> bool {
-    owned(&Device::flex(), dtype)
 }
 
 /// Columns that are copied at a time.

@@ -15,7 +15,7 @@ pub(crate) use self::{
     report::Report,
 };
 use self::{
-    block::{Block, Scratch, merge},
+    block::{Block, Scratch, merge, nothing},
     pieces::Piece,
 };
 use super::{SimdLevel, threads};
@@ -197,7 +197,7 @@ fn chunk<T: Stored>(
             let at =
                 (sequence * tokens + token) * width + (kv_head * group + row % group) * head_dim;
             let sum = state.sum[row];
-            if state.max[row] == f32::NEG_INFINITY && sum == 0.0 {
+            if nothing(state.max[row], sum) {
                 continue;
             }
             // Adding 0 turns -0 into 0: it depends on how many invisible slots were read.

@@ -4,7 +4,7 @@
 //! A few rows share out the columns of every stage instead. Either way each value is computed by the same operations.
 
 use super::{SimdLevel, gated, norm, threads};
-use crate::exact::{Activation, packed::Packed, scratch::GROUP};
+use crate::exact::{Activation, packed::Packed};
 
 /// A norm's weight and parameters.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub(crate) struct Linear<'a> {
 }
 
 /// What is done with each row of a product: the norm is applied, then the residual is added.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct After<'a> {
     pub(crate) norm: Option<Norm<'a>>,
     pub(crate) residual: Option<&'a [f32]>,
@@ -49,6 +49,8 @@ pub(crate) enum Layers<'a> {
     },
 }
 
+/// The most rows of a group.
+const GROUP: usize = 132;
 /// The fewest rows of a group for each thread.
 const FEWEST: usize = 24;
 /// Rows of the largest tile: groups are whole tiles.

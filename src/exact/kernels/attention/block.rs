@@ -258,6 +258,12 @@ fn soften(scores: &mut [f32]) -> (f32, f32) {
     (max, fold(sums))
 }
 
+/// Whether this is the maximum and the sum of a query that saw no slot.
+#[inline(always)]
+pub(super) fn nothing(max: f32, sum: f32) -> bool {
+    max == f32::NEG_INFINITY && sum == 0.0
+}
+
 /// Joins a block to the blocks below it. Both are scaled to the higher maximum. A block of which nothing is seen
 /// changes nothing.
 #[inline(always)]
@@ -267,7 +273,6 @@ pub(super) fn merge(
     (new_max, new_sum): (f32, f32),
     new: &[f32],
 ) {
-    let nothing = |max: f32, sum: f32| max == f32::NEG_INFINITY && sum == 0.0;
     if nothing(new_max, new_sum) {
         return;
     }
