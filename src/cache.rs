@@ -4,8 +4,8 @@
 //! values to the cache, and receives everything it may read there. A backend decides what is stored.
 //!
 //! # Terms
-//! * A **sequence** is one text of a batch. Sequences may differ in length and are left-aligned; shorter ones are
-//!   filled up with **pads**.
+//! * A **sequence** is one text of a batch. Sequences may differ in length, and in how many tokens they bring. There
+//!   are no pads: in tensors of a step the tokens of all sequences stand one after another.
 //! * A **position** is the index of a token in its own sequence, counted from 0.
 //! * An **entry** is the key and the value of one token in one layer. It is stored in a **slot** of the layer's
 //!   buffers. Slots may be free, and need not be in the order of positions.
@@ -90,7 +90,7 @@ use crate::memory::MemoryReport;
 ///   `set_state`, every other call that could change the cache returns [`Poisoned`](CacheError::Poisoned).
 /// * A sliding-window layer keeps all entries that the next query sees, and those it would see if the last
 ///   step were undone.
-/// * Pads are neither stored nor counted. A sequence's result never depends on the other sequences.
+/// * A sequence's result never depends on the other sequences.
 /// * [`memory`](Self::memory) counts every byte that grows with the context.
 ///
 /// # Shapes

@@ -38,6 +38,7 @@ mod pool;
 mod rotate;
 mod scratch;
 mod segment;
+mod stock_attention;
 mod weight;
 mod zeros;
 
@@ -47,13 +48,6 @@ pub use self::kernels::SimdLevel;
 pub(crate) use self::norm::Norm;
 #[cfg(feature = "flex")]
 pub(crate) use self::ops::write;
-pub(crate) use self::{
-    attention::stock_attention_scratch,
-    pool::in_pool,
-    scratch::{attention_scratch, layers_scratch, owned},
-    segment::{grown, panels, rows, whole},
-    zeros::zeros,
-};
 pub use self::{
     attention::{AttentionParams, attention},
     conformance::{Check, CheckKind, Conformance, KernelShapes, Subject},
@@ -70,4 +64,11 @@ pub(crate) use self::{
     layers::{Linear, feed_forward_added, linear_added, normed_linears},
     scratch::caches,
     weight::Packing,
+};
+pub(crate) use self::{
+    pool::in_pool,
+    scratch::{attention_scratch, layers_scratch, owned},
+    segment::{grown, panels, rows, whole},
+    stock_attention::stock_attention_scratch,
+    zeros::zeros,
 };

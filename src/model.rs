@@ -8,6 +8,7 @@ mod block;
 mod config;
 mod fingerprint;
 mod input;
+mod ragged;
 mod replay;
 mod rope;
 mod source;
@@ -20,6 +21,7 @@ use burn::tensor::{DType, Device, Tensor};
 use self::{
     attention::StepAt,
     block::Block,
+    ragged::{by_sequence, last_tokens},
     replay::BlockView,
     rope::{Angles, RopeTable},
 };
@@ -164,7 +166,8 @@ impl Decoder {
     }
 
     /// Runs one step and returns its logits: `[batch, tokens, vocab]`, or `[batch, 1, vocab]` if only those of each
-    /// sequence's last token are asked for. Logits of pads, and of sequences without tokens, have no meaning.
+    /// sequence's last token are asked for. Where sequences bring different numbers of tokens, the logits of shorter
+    /// ones end in zeros. Those of a sequence without tokens have no meaning.
     ///
     /// Every sequence continues at its length in the cache.
     ///
@@ -193,24 +196,25 @@ impl Decoder {
             let mut residual = self.run(0..self.blocks.len(), residual, &step, cache)?;
             cache.commit()?;
             if last_only {
-                residual = last_tokens(residual, &step);
+                residual = last_tokens(residual, step.positions());
+                return Ok(self.logits(residual).swap_dims(0, 1));
             }
-            Ok(self.logits(residual))
+            Ok(by_sequence(self.logits(residual), step.positions()))
         })
     }
 
-    /// The residual entering the first block: `[batch, longest, hidden]`, shorter sequences padded.
+    /// The residual entering the first block: `[1, tokens, hidden]`, the tokens of all sequences one after another.
     ///
     /// # Errors
     /// [`Vocabulary`](ForwardError::Vocabulary) for an id the vocabulary does not have,
     /// [`EmptyStep`](CacheError::EmptyStep) if there is no token.
     pub fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, ForwardError> {
         let config = self.config();
-        let (sequences, width) = (tokens.sequences(), tokens.longest());
-        if width == 0 {
+        if tokens.longest() == 0 {
+            let sequences = tokens.sequences();
             return Err(CacheError::EmptyStep { sequences }.into());
         }
-        let mut ids: Vec<u32> = Vec::with_capacity(sequences * width);
+        let mut ids: Vec<u32> = Vec::new();
         for (sequence, tokens) in tokens.iter().enumerate() {
             let unknown = |&token: &u32| token as usize >= config.vocab;
             if let Some(index) = tokens.iter().position(unknown) {
@@ -222,10 +226,9 @@ impl Decoder {
                 });
             }
             ids.extend_from_slice(tokens);
-            ids.resize((sequence + 1) * width, 0);
         }
         let embedded = self.embedding.columns(&ids);
-        let embedded = embedded.reshape([sequences, width, config.hidden]);
+        let embedded = embedded.reshape([1, ids.len(), config.hidden]);
         Ok(match config.embedding_scale {
             Some(scale) => embedded.mul_scalar(scale),
             None => embedded,
@@ -233,7 +236,7 @@ impl Decoder {
     }
 
     /// Runs the blocks `layers` of a step that was begun and is not yet committed, the residual
-    /// `[batch, tokens, hidden]` in and out. [`forward`](Self::forward) is `begin`, `run` over all layers, `commit`
+    /// `[1, tokens, hidden]` in and out, as [`embed`](Self::embed) has it. [`forward`](Self::forward) is `begin`, `run` over all layers, `commit`
     /// and [`logits`](Self::logits). Between two calls the residual may be read, moved or replaced.
     ///
     /// # Errors
@@ -256,11 +259,7 @@ impl Decoder {
                 layers: self.blocks.len(),
             });
         };
-        let expected = [
-            step.positions().sequences(),
-            step.positions().width(),
-            self.config().hidden,
-        ];
+        let expected = [1, step.positions().tokens(), self.config().hidden];
         if residual.dims() != expected {
             return Err(ForwardError::Residual {
                 expected,
@@ -317,19 +316,4 @@ impl Decoder {
             _ => Ok(()),
         }
     }
-}
-
-/// The last token of every sequence: `[batch, 1, hidden]`.
-fn last_tokens(residual: Tensor<3>, step: &Step) -> Tensor<3> {
-    let last = |length: usize| length.saturating_sub(1)..length.max(1);
-    let lengths = step.tokens().lengths();
-    if lengths.iter().all(|&length| length == lengths[0]) {
-        return residual.slice_dim(1, last(lengths[0]));
-    }
-    let lengths = lengths.into_iter().enumerate();
-    let each = lengths.map(|(i, length)| {
-        let sequence = residual.clone().slice_dim(0, i..i + 1);
-        sequence.slice_dim(1, last(length))
-    });
-    Tensor::cat(each.collect(), 0)
 }

@@ -164,7 +164,7 @@ impl<'a> Planner<'a> {
 
     fn steady_cost(&self, plan: &Plan) -> Cost {
         let size = StepSize::decode(plan, self.sequences, self.context - 1);
-        plan.cost_of(self.shape, size)
+        plan.cost_of(self.shape, &size)
     }
 
     /// The most bytes a plan holds at any length up to the context.
@@ -174,7 +174,7 @@ impl<'a> Planner<'a> {
             recent: self.step.min(self.context),
             ..StepSize::decode(plan, self.sequences, self.context - 1)
         };
-        Need::of(self.shape, plan, size).peak()
+        Need::of(self.shape, plan, &size).peak()
     }
 
     /// With as many hot tokens as fit; nothing if not even the plan without any does.

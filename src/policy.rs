@@ -111,7 +111,7 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
         0
     }
 
-    /// Scores for new entries from their keys, `[batch, kv_heads, tokens, head_dim]` to `[batch, kv_heads, tokens]`.
+    /// Scores for new entries from their keys, `[1, kv_heads, tokens, head_dim]` to `[1, kv_heads, tokens]`.
     /// `None`, the default, leaves every score at 0. Unless [`PER_HEAD`](Self::PER_HEAD), the score of an entry is the
     /// mean over its KV heads. Scores of another shape fail the step with
     /// [`Shape`](crate::cache::CacheError::Shape).

@@ -21,7 +21,6 @@ mod steps;
 mod undo;
 
 pub(crate) use self::{
-    buffers::index,
     layer::{LayerStore, newest_slots},
     slots::Slots,
 };

@@ -11,18 +11,17 @@ use crate::{
 /// that a backend can rebuild entries without holding weights or knowing a model.
 ///
 /// For every token, each method returns the bits of the decoder's own step, whatever other tokens share the
-/// call. Tokens at [`Positions::EMPTY`] are pads: they are carried along and stay finite, and their results
-/// have no meaning.
+/// call. In every tensor, the tokens of all sequences stand one after another, as in [`Positions`]. Tokens at
+/// [`Positions::EMPTY`] are pads: they are carried along and stay finite, and their results have no meaning.
 pub trait Replay {
-    /// The residual entering the first block, from token ids: `[batch, longest, hidden]`. Shorter sequences end
-    /// in pads.
+    /// The residual entering the first block, from token ids: `[1, tokens, hidden]`.
     ///
     /// # Errors
     /// [`NoEmbedding`](CacheError::NoEmbedding) for a decoder that is not fed with token ids,
     /// [`EmptyStep`](CacheError::EmptyStep) if there is no token, and the decoder's own, in [`CacheError::Replay`].
     fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError>;
 
-    /// Keys and values from the residual `[batch, tokens, hidden]` at these positions: norm, projection, bias,
+    /// Keys and values from the residual `[1, tokens, hidden]` at these positions: norm, projection, bias,
     /// QK-norm, rotation.
     ///
     /// # Errors
@@ -30,7 +29,7 @@ pub trait Replay {
     fn project(&self, residual: Tensor<3>, positions: &Positions)
     -> Result<Projection, CacheError>;
 
-    /// The whole block, `[batch, tokens, hidden]` in and out. Attention reads `keys_values` and nothing else.
+    /// The whole block, `[1, tokens, hidden]` in and out. Attention reads `keys_values` and nothing else.
     ///
     /// # Errors
     /// The decoder's own, in [`CacheError::Replay`].
@@ -41,7 +40,7 @@ pub trait Replay {
         keys_values: &KeysValues,
     ) -> Result<Tensor<3>, CacheError>;
 
-    /// Keys `[batch, kv_heads, tokens, head_dim]`, rotated from their positions to others with the rotary base
+    /// Keys `[1, kv_heads, tokens, head_dim]`, rotated from their positions to others with the rotary base
     /// and scaling of this layer.
     ///
     /// # Errors

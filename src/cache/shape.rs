@@ -162,33 +162,33 @@ impl ModelShape {
         self.projection_weights() + self.hidden * (2 * queries + feed_forward)
     }
 
-    /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens in each of `batch`
-    /// sequences, against `slots` slots. That is the larger of attention and the feed-forward layer, beside the
-    /// residual and its successor. An unknown feed-forward layer is left out.
-    pub(crate) fn block_scratch(&self, batch: usize, tokens: usize, slots: usize) -> usize {
+    /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens of up to `sequences` sequences,
+    /// against `slots` slots. That is the larger of attention and the feed-forward layer, beside the residual and its
+    /// successor. An unknown feed-forward layer is left out.
+    pub(crate) fn block_scratch(&self, sequences: usize, tokens: usize, slots: usize) -> usize {
         let KernelShapes {
             heads, head_dim, ..
         } = self.kernels;
         let (element, inner) = (self.dtype.size(), self.intermediate.unwrap_or(0));
-        let rows = batch * tokens;
-        let queries = 2 * rows * heads * head_dim * element;
+        let queries = 2 * tokens * heads * head_dim * element;
         if self.own_kernels {
-            let attention = queries + attention_scratch(batch, (heads, head_dim), tokens, slots);
-            let feed_forward = layers_scratch(rows, self.hidden, Some(inner));
-            return 2 * rows * self.hidden * element + attention.max(feed_forward);
+            let attention =
+                queries + attention_scratch(sequences, (heads, head_dim), tokens, slots);
+            let feed_forward = layers_scratch(tokens, self.hidden, Some(inner));
+            return 2 * tokens * self.hidden * element + attention.max(feed_forward);
         }
         let scores = stock_attention_scratch((heads, self.kv_width()), tokens, slots, element);
-        let feed_forward = 3 * rows * inner * element;
-        2 * rows * self.hidden * element + (queries + scores).max(feed_forward)
+        let feed_forward = 3 * tokens * inner * element;
+        2 * tokens * self.hidden * element + (queries + scores).max(feed_forward)
     }
 
-    /// Bytes of temporaries while `tokens` tokens in each of `batch` sequences are projected: the normed
-    /// residual, and keys and values, first side by side, then apart.
-    pub(crate) fn projection_scratch(&self, batch: usize, tokens: usize) -> usize {
-        let (rows, element) = (batch * tokens, self.dtype.size());
+    /// Bytes of temporaries while `tokens` tokens are projected: the normed residual, and keys and values, first side by
+    /// side, then apart.
+    pub(crate) fn projection_scratch(&self, tokens: usize) -> usize {
+        let (both, element) = (4 * self.kv_width(), self.dtype.size());
         match self.own_kernels {
-            true => 4 * rows * self.kv_width() * element + layers_scratch(rows, self.hidden, None),
-            false => rows * (self.hidden + 4 * self.kv_width()) * element,
+            true => tokens * both * element + layers_scratch(tokens, self.hidden, None),
+            false => tokens * (self.hidden + both) * element,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
 /// Keys and values of consecutive tokens as a block projects them: keys after QK-norm and rotation.
 ///
 /// # Shapes
-/// Both `[batch, kv_heads, tokens, head_dim]`.
+/// Both `[1, kv_heads, tokens, head_dim]`: the tokens of all sequences one after another.
 #[derive(Debug, Clone)]
 #[allow(
     clippy::exhaustive_structs,
@@ -41,9 +41,9 @@ impl Projection {
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Span<'a> {
-    /// Positions of the new tokens; pads are [`Positions::EMPTY`].
+    /// Positions of the new tokens.
     pub positions: &'a Positions,
-    /// The residual stream entering the block: `[batch, tokens, hidden]`.
+    /// The residual stream entering the block: `[1, tokens, hidden]`, the tokens of all sequences one after another.
     pub residual: &'a Tensor<3>,
     /// Keys and values of the new tokens.
     pub projection: &'a Projection,
@@ -70,21 +70,21 @@ impl<'a> Span<'a> {
 
     /// Checks positions, shapes and dtypes against the step and the model.
     pub(crate) fn check(&self, step: &Step, shape: &ModelShape) -> Result<(), CacheError> {
-        let [batch, tokens] = [step.positions().sequences(), step.positions().width()];
+        let tokens = step.positions().tokens();
         if self.positions != step.positions() {
             let [expected, found] = [step.positions(), self.positions].map(|p| Box::new(p.clone()));
             return Err(CacheError::SpanPositions { expected, found });
         }
         let Projection { keys, values } = self.projection;
         let (kv_heads, head_dim) = (shape.kernels.kv_heads, shape.kernels.head_dim);
-        let projected: [usize; 4] = [batch, kv_heads, tokens, head_dim];
+        let projected: [usize; 4] = [1, kv_heads, tokens, head_dim];
         let residual = self.residual;
         let parts = [
             ("keys", &projected[..], keys.shape(), keys.dtype()),
             ("values", &projected, values.shape(), values.dtype()),
             (
                 "residuals",
-                &[batch, tokens, shape.hidden],
+                &[1, tokens, shape.hidden],
                 residual.shape(),
                 residual.dtype(),
             ),

@@ -7,8 +7,8 @@ use crate::{
 
 /// One forward call of the decoder, announced to the cache before its first layer.
 ///
-/// Sequences are left-aligned. One that is shorter than the longest ends in pads, whose position is
-/// [`Positions::EMPTY`].
+/// Sequences may bring different numbers of tokens. There are no pads: in tensors of a step, the tokens of all
+/// sequences stand one after another, as in [`Positions`].
 ///
 /// ```
 /// use kv_direct::cache::Step;
@@ -70,7 +70,7 @@ impl Step {
         &self.starts
     }
 
-    /// The position of every token, `[batch, 1, longest]`.
+    /// The position of every token.
     #[must_use]
     pub const fn positions(&self) -> &Positions {
         &self.positions

@@ -1,6 +1,6 @@
 //! Token ids of a batch.
 
-use crate::exact::grown;
+use crate::{exact::grown, positions::Positions};
 
 /// Token ids of a batch; sequences may differ in length.
 ///
@@ -47,14 +47,18 @@ impl TokenIds {
         self.0.iter().map(Vec::as_slice)
     }
 
-    /// The tokens `from .. to` of every sequence, as far as it has them, filled up to `to - from` with id 0.
-    pub(crate) fn padded_range(&self, from: usize, to: usize) -> Self {
-        let range = |ids: &[u32]| {
-            let mut range = ids[from.min(ids.len())..to.min(ids.len())].to_vec();
-            range.resize(to - from, 0);
-            range
+    /// The ids at these positions, and 0 for pads.
+    pub(crate) fn at(&self, positions: &Positions) -> Self {
+        let id = |ids: &[u32], position| match position {
+            Positions::EMPTY => 0,
+            position => ids[position],
         };
-        self.iter().map(range).collect()
+        let sequences = self.iter().enumerate();
+        let ids = sequences.map(|(sequence, ids)| {
+            let slots = positions.slots(sequence, 0).iter();
+            slots.map(|&position| id(ids, position)).collect()
+        });
+        ids.collect()
     }
 
     /// Appends tokens to every sequence. Buffers grow as those of entries do, not by doubling: their slack is counted.

@@ -6,7 +6,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{
     Segment,
-    attention::{AttentionParams, Weighted, run},
+    attention::AttentionParams,
+    stock_attention::{Weighted, run},
     zeros,
 };
 #[cfg(feature = "flex")]
@@ -42,7 +43,7 @@ pub fn attention_with_column_sums(
             checked(&query, query_positions, segments, params, wanted),
         );
     }
-    let [batch, heads, ..] = query.dims();
+    let (batch, heads) = (segments.len(), query.dims()[1]);
     let device = query.device();
     let options = (&device, DType::F32);
     let mut sums = zeros([batch, heads, most_slots(segments)], options);
@@ -82,8 +83,7 @@ pub fn attention_with_column_sums(
 ///
 /// # Shapes
 /// As [`attention()`](super::attention()). The probabilities are `[batch, heads, queries, slots]`, where `queries` is
-/// the smaller of `last` and `tokens`, and `slots` as in
-/// [`attention_with_column_sums`].
+/// the smaller of `last` and the queries of the longest sequence, and `slots` as in [`attention_with_column_sums`].
 ///
 /// # Cost
 /// Blocks without any of these queries cost what they cost in [`attention()`](super::attention()).
@@ -106,8 +106,8 @@ pub fn attention_with_last_queries(
             checked(&query, query_positions, segments, params, wanted),
         );
     }
-    let [batch, heads, tokens, _] = query.dims();
-    let last = last.min(tokens);
+    let (batch, heads) = (segments.len(), query.dims()[1]);
+    let last = last.min(query_positions.longest());
     let options = (&query.device(), DType::F32);
     let mut probabilities = zeros([batch, heads, last, most_slots(segments)], options);
     let out = run(query, query_positions, segments, params, |seen| {

@@ -29,8 +29,8 @@ pub(super) trait ExactOps: Backend {
         plus_one: bool,
     ) -> FloatTensor<Self>;
 
-    /// Rotates the last dimension of `[batch, heads, tokens, head_dim]`. `cos` and `sin` are
-    /// `[batch or 1, heads or 1, tokens, head_dim / 2]`.
+    /// Rotates the last dimension of `[1, heads, tokens, head_dim]`. `cos` and `sin` are
+    /// `[1, heads or 1, tokens, head_dim / 2]`.
     fn exact_rotate(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
@@ -50,7 +50,7 @@ pub(super) trait ExactOps: Backend {
         at: usize,
     ) -> FloatTensor<Self>;
 
-    /// Attention of `[batch, heads, tokens, head_dim]`: `[batch, tokens, heads · head_dim]`, and what is reported.
+    /// Attention of `[1, heads, tokens, head_dim]`: `[1, tokens, heads · head_dim]`, and what is reported.
     fn exact_attention(
         query: FloatTensor<Self>,
         reads: Reads<'_>,

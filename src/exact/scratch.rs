@@ -26,16 +26,16 @@ pub(crate) const TOKENS: usize = 64;
 /// Blocks of slots after which results are merged: what is held does not grow with the context.
 pub(crate) const WAVE: usize = 16;
 
-/// Bytes that attention holds in f32 for `tokens` queries in each of `batch` sequences against `slots` slots: the
+/// Bytes that attention holds in f32 for `tokens` queries of up to `sequences` sequences against `slots` slots: the
 /// results of some blocks, and those that they are merged into.
 pub(crate) fn attention_scratch(
-    batch: usize,
+    sequences: usize,
     (heads, head_dim): (usize, usize),
     tokens: usize,
     slots: usize,
 ) -> usize {
     let blocks = slots.div_ceil(ATTENTION_BLOCK).min(WAVE) + 1;
-    batch * tokens.min(TOKENS) * heads * (head_dim + 2) * blocks * size_of::<f32>()
+    tokens.min(sequences * TOKENS) * heads * (head_dim + 2) * blocks * size_of::<f32>()
 }
 
 /// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: normed rows, the

@@ -41,7 +41,7 @@ pub(super) struct StepAt<'a> {
 }
 
 impl Attention {
-    /// Projects the residual `[batch, tokens, hidden]` to keys and values.
+    /// Projects the residual `[1, tokens, hidden]` to keys and values.
     pub(super) fn project(
         &self,
         residual: Tensor<3>,
@@ -143,10 +143,10 @@ impl Attention {
     }
 }
 
-/// `[batch, tokens, heads · head_dim]` as `[batch, heads, tokens, head_dim]`.
+/// `[1, tokens, heads · head_dim]` as `[1, heads, tokens, head_dim]`.
 fn heads(x: Tensor<3>, head_dim: usize) -> Tensor<4> {
-    let [batch, tokens, width] = x.dims();
-    x.reshape([batch, tokens, width / head_dim, head_dim])
+    let [_, tokens, width] = x.dims();
+    x.reshape([1, tokens, width / head_dim, head_dim])
         .swap_dims(1, 2)
 }
 

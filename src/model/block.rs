@@ -32,7 +32,7 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// The residual with `down(activation(gate) · up)` added: `[batch, tokens, hidden]` in and out.
+    /// The residual with `down(activation(gate) · up)` added: `[1, tokens, hidden]` in and out.
     fn forward(&self, residual: Tensor<3>) -> Tensor<3> {
         feed_forward_added(
             residual,
@@ -45,7 +45,7 @@ impl FeedForward {
 }
 
 impl Block {
-    /// Runs the block in a step: `[batch, tokens, hidden]` in and out.
+    /// Runs the block in a step: `[1, tokens, hidden]` in and out.
     pub(super) fn step<C>(
         &self,
         residual: Tensor<3>,

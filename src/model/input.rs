@@ -73,7 +73,7 @@ pub enum ForwardError {
     /// A residual of another shape than the step's.
     #[error("the residual has shape {found:?}, the step asks for {expected:?}")]
     Residual {
-        /// `[batch, longest, hidden]` of step and model.
+        /// `[1, tokens, hidden]` of step and model.
         expected: [usize; 3],
         /// The shape found.
         found: [usize; 3],

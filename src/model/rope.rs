@@ -207,17 +207,12 @@ impl RopeTable {
 
     /// The angles of `positions`. Pads have those of position 0.
     pub(super) fn angles(&self, positions: &Positions, device: &Device, dtype: DType) -> Angles {
-        let sequences = if positions.sequences_agree() {
-            1
-        } else {
-            positions.sequences()
-        };
         let half = self.frequencies.len();
-        let heads = positions.heads();
-        let mut cos = Vec::with_capacity(sequences * heads * positions.width() * half);
+        let (sequences, heads) = (positions.sequences(), positions.heads());
+        let mut cos = Vec::with_capacity(heads * positions.tokens() * half);
         let mut sin = Vec::with_capacity(cos.capacity());
-        for list in 0..sequences * heads {
-            for &position in positions.slots(list / heads, list % heads) {
+        for list in 0..heads * sequences {
+            for &position in positions.slots(list % sequences, list / sequences) {
                 let position = if position == Positions::EMPTY {
                     0
                 } else {
@@ -230,7 +225,7 @@ impl RopeTable {
                 sin.extend_from_slice(sines);
             }
         }
-        let shape = [sequences, heads, positions.width(), half];
+        let shape = [1, heads, positions.tokens(), half];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), (device, dtype));
         Angles {
             cos: tensor(cos),
@@ -257,7 +252,7 @@ impl RopeTable {
     }
 }
 
-/// Cosines and sines of the tokens of a step, `[batch or 1, heads or 1, tokens, head_dim / 2]`.
+/// Cosines and sines of the tokens of a step, `[1, heads or 1, tokens, head_dim / 2]`.
 #[derive(Clone)]
 pub(super) struct Angles {
     cos: Tensor<4>,
@@ -265,7 +260,7 @@ pub(super) struct Angles {
 }
 
 impl Angles {
-    /// Rotates `[batch, heads, tokens, head_dim]`. A pair is one element of each half of a head.
+    /// Rotates `[1, heads, tokens, head_dim]`. A pair is one element of each half of a head.
     pub(super) fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
         rotate(x, &self.cos, &self.sin)
     }

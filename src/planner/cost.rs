@@ -112,7 +112,7 @@ impl Plan {
     /// [`intermediate`](ModelShape::intermediate).
     pub fn cost(&self, shape: &ModelShape, context: usize) -> Result<Cost, CacheError> {
         self.check_cost(shape, context)?;
-        Ok(self.cost_of(shape, StepSize::decode(self, 1, context)))
+        Ok(self.cost_of(shape, &StepSize::decode(self, 1, context)))
     }
 
     /// As [`cost`](Self::cost), in a cache with a byte budget, which keeps more than the plan says
@@ -134,9 +134,9 @@ impl Plan {
             missing: complete < layers && context > self.hot(),
             ..StepSize::decode(self, 1, context)
         };
-        let fits = |complete: &usize| Need::of(shape, self, size(*complete)).peak() <= byte_budget;
+        let fits = |complete: &usize| Need::of(shape, self, &size(*complete)).peak() <= byte_budget;
         let complete = (0..=layers).rev().find(fits).unwrap_or(0);
-        Ok(self.cost_of(shape, size(complete)))
+        Ok(self.cost_of(shape, &size(complete)))
     }
 
     fn check_cost(&self, shape: &ModelShape, context: usize) -> Result<(), CacheError> {
@@ -151,10 +151,8 @@ impl Plan {
         Ok(())
     }
 
-    pub(super) fn cost_of(&self, shape: &ModelShape, size: StepSize) -> Cost {
-        let StepSize {
-            before, sequences, ..
-        } = size;
+    pub(super) fn cost_of(&self, shape: &ModelShape, size: &StepSize) -> Cost {
+        let (before, sequences) = (size.longest().0, size.tokens.len());
         let Need { between, scratch } = Need::of(shape, self, size);
         let tops: Vec<usize> = rebuilt(shape, self)
             .rev()
@@ -168,6 +166,11 @@ impl Plan {
         );
         let per_token = self.bytes_per_old_token(shape) + tops.len() * entry;
         let old = before.saturating_sub(self.hot());
+        // Rows of the chunk that begins at a token.
+        let rows = |from: usize| match shape.own_kernels {
+            true => self.chunk().min(old - from),
+            false => self.chunk(),
+        };
         let mut work = Work {
             chunk: self.chunk(),
             ..Work::default()
@@ -189,7 +192,7 @@ impl Plan {
                 continue;
             }
             moved += 2 * sequences * old * shape.hidden * element;
-            let carried = sequences * old.next_multiple_of(self.chunk());
+            let carried = sequences * (0..old).step_by(self.chunk()).map(rows).sum::<usize>();
             if lacks(layer) || window.is_some() {
                 work.projection += (2 * carried * shape.projection_weights()) as u64;
             }
@@ -197,8 +200,10 @@ impl Plan {
                 let rest = shape.block_weights() - shape.projection_weights();
                 work.block += (2 * carried * rest) as u64;
                 let known = read_by.iter().find(|(of, _)| *of == window);
-                let slots =
-                    known.map_or_else(|| attended(old, self.chunk(), window), |known| known.1);
+                let slots = known.map_or_else(
+                    || attended(old, self.chunk(), window, rows),
+                    |known| known.1,
+                );
                 read_by.push((window, slots));
                 let flops = sequences.saturating_mul(attention_flops(shape, slots));
                 work.attention = work.attention.saturating_add(flops as u64);
@@ -220,13 +225,18 @@ impl Plan {
 
 /// Slots that the queries of a replay of `old` tokens read together: each chunk up to the tile of its last token, in a
 /// sliding-window layer from the block where the window begins.
-fn attended(old: usize, chunk: usize, window: Option<usize>) -> usize {
+fn attended(
+    old: usize,
+    chunk: usize,
+    window: Option<usize>,
+    rows: impl Fn(usize) -> usize,
+) -> usize {
     let chunks = (0..old).step_by(chunk).map(|from| {
         let end = (from + chunk).min(old).next_multiple_of(64);
         let start = window.map_or(0, |window| {
             (from + 1).saturating_sub(window) / ATTENTION_BLOCK * ATTENTION_BLOCK
         });
-        chunk * (end - start)
+        rows(from) * (end - start)
     });
     chunks.sum()
 }

@@ -99,11 +99,11 @@ impl<P: Policy> Evicting<P> {
         let Some(scores) = self.policy.score_keys(&span.projection.keys) else {
             return Ok(());
         };
-        let [batch, kv_heads, tokens, _] = span.projection.keys.dims();
-        if scores.dims() != [batch, kv_heads, tokens] {
+        let [_, kv_heads, tokens, _] = span.projection.keys.dims();
+        if scores.dims() != [1, kv_heads, tokens] {
             return Err(CacheError::Shape {
                 what: "scores of keys",
-                expected: vec![batch, kv_heads, tokens],
+                expected: vec![1, kv_heads, tokens],
                 found: scores.dims().to_vec(),
             });
         }
@@ -115,7 +115,8 @@ impl<P: Policy> Evicting<P> {
             .try_into_vec_as()
             .map_err(|error| CacheError::Backend(Box::new(error)))?;
         let lists = self.stores.layers[layer].lists_mut();
-        for ((sequence, head, slots), scores) in lists.zip(scores.chunks_exact(tokens.max(1))) {
+        for (sequence, head, slots) in lists {
+            let scores = &scores[head * tokens..][span.positions.rows(sequence)];
             slots.set_scores(span.positions.slots(sequence, head), scores);
         }
         Ok(())

@@ -173,7 +173,7 @@ impl Filling<'_> {
             if let Some(blocks) = &mut self.certified {
                 let start = positions.slots(0, 0)[0];
                 let dropping =
-                    start.max(dropped[0])..(start + positions.width()).min(first_held[0]);
+                    start.max(dropped[0])..(start + positions.tokens()).min(first_held[0]);
                 if !dropping.is_empty() && !blocks.note(same(all, entries, start, dropping.clone()))
                 {
                     differing.extend(dropping);

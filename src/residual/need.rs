@@ -6,14 +6,11 @@ use crate::{
     exact::{PANEL, grown, whole},
 };
 
-/// How large a step is. Of a batch, the longest sequence counts for all.
-#[derive(Debug, Clone, Copy)]
+/// How large a step is.
+#[derive(Debug, Clone)]
 pub(crate) struct StepSize {
-    pub(crate) sequences: usize,
-    /// Tokens before the step.
-    pub(crate) before: usize,
-    /// Tokens after it.
-    pub(crate) after: usize,
+    /// Tokens of each sequence before the step, and after it.
+    pub(crate) tokens: Vec<(usize, usize)>,
     /// Tokens that sliding-window layers hold beyond their window: those of the step, and of the open draft.
     pub(crate) recent: usize,
     /// Top layers that the plan rebuilds but that held every entry before the step.
@@ -34,9 +31,7 @@ impl StepSize {
     /// A step of one token after `context` tokens in each of `sequences` sequences.
     pub(crate) fn decode(plan: &Plan, sequences: usize, context: usize) -> Self {
         Self {
-            sequences,
-            before: context,
-            after: context + 1,
+            tokens: vec![(context, context + 1); sequences],
             recent: 1,
             complete_before: 0,
             complete_after: 0,
@@ -45,6 +40,20 @@ impl StepSize {
             certified: false,
             differing: 0,
         }
+    }
+
+    /// Tokens of the longest sequence before the step, and after it.
+    pub(crate) fn longest(&self) -> (usize, usize) {
+        let tokens = self.tokens.iter().copied();
+        let longest =
+            |one: (usize, usize), other: (usize, usize)| (one.0.max(other.0), one.1.max(other.1));
+        tokens.reduce(longest).unwrap_or_default()
+    }
+
+    /// The sum of what each sequence takes, of its tokens before the step and after it.
+    fn sum(&self, of: impl Fn(usize, usize) -> usize) -> usize {
+        let tokens = self.tokens.iter();
+        tokens.map(|&(before, after)| of(before, after)).sum()
     }
 }
 
@@ -63,27 +72,31 @@ impl Need {
         self.between + self.scratch
     }
 
-    pub(crate) fn of(shape: &ModelShape, plan: &Plan, size: StepSize) -> Self {
-        let bytes = Bytes::new(shape, size.sequences);
-        let after = size.after;
-        let layers = (0..shape.layers()).map(|layer| bytes.slots(slots(shape, plan, size, layer)));
+    pub(crate) fn of(shape: &ModelShape, plan: &Plan, size: &StepSize) -> Self {
+        let bytes = Bytes::new(shape);
+        let layers = (0..shape.layers()).map(|layer| {
+            let slots = |_, after| slots(shape, plan, size, after, layer);
+            bytes.slot * size.sum(slots)
+        });
         let retained = (0..shape.layers()).filter(|&l| plan.retain(l) == Retain::Residual);
-        let ids = usize::from(plan.retains_ids()) * size_of::<u32>() * grown(after);
-        let ids = size.sequences * ids;
+        let residuals = size.sum(|_, after| after.next_multiple_of(plan.chunk()));
+        let ids = usize::from(plan.retains_ids()) * size_of::<u32>();
+        let ids = ids * size.sum(|_, after| grown(after));
+        let differing = bytes.slot * size.differing;
         let between = layers.clone().sum::<usize>()
-            + retained.count() * bytes.residuals(after.next_multiple_of(plan.chunk()))
+            + retained.count() * bytes.residual * residuals
             + ids
-            + bytes.slots(size.differing);
+            + differing;
 
         // A layer's buffers beside the larger or smaller ones that replace them.
-        let moving = layers.max().unwrap_or(0) + bytes.slots(size.differing);
+        let moving = layers.max().unwrap_or(0) + differing;
         let assembles = rebuilt(shape, plan).count() > size.complete_after;
         let older = if assembles {
-            bytes.slots(older(plan, size))
+            bytes.slot * size.sum(|_, after| older(plan, size.certified, after))
         } else {
             0
         };
-        let replayed = size.missing || assembles && after > plan.hot();
+        let replayed = size.missing || assembles && size.longest().1 > plan.hot();
         let scratch = if replayed {
             // A resume works on ids of its own.
             older + ids + replay(shape, plan, size, &bytes, moving)
@@ -104,15 +117,10 @@ pub(crate) fn rebuilt<'a>(
 
 /// Bytes of a replay beside the entries that attention reads: the carried residual, and the most that a layer takes,
 /// where stores move `moving` bytes.
-fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving: usize) -> usize {
-    let StepSize {
-        sequences,
-        before,
-        after,
-        ..
-    } = size;
+fn replay(shape: &ModelShape, plan: &Plan, size: &StepSize, bytes: &Bytes, moving: usize) -> usize {
+    let (sequences, longest) = (size.tokens.len(), size.longest().1);
     let chunk = plan.chunk();
-    let projection = shape.projection_scratch(sequences, chunk);
+    let projection = shape.projection_scratch(chunk);
     let block = |leaves: bool, slots: usize| match leaves {
         true => shape.block_scratch(sequences, chunk, slots).max(projection),
         false => projection,
@@ -129,18 +137,23 @@ fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving
             continue;
         }
         if plan.retain(layer) != Retain::Residual || flow.leaves {
-            let carrying = if size.certified { after } else { before };
-            carried = bytes.residuals(carrying.next_multiple_of(chunk));
+            let rows = |before: usize, after: usize| match (size.certified, shape.own_kernels) {
+                (true, _) => after.next_multiple_of(chunk),
+                (false, false) => before.next_multiple_of(chunk),
+                (false, true) => before,
+            };
+            carried = bytes.residual * size.sum(rows);
         }
         let here = match shape.windows[layer] {
             // Two buffers while one replaces the other.
             Some(window) => {
-                let slots = whole(after.min(beyond(window.get(), chunk)));
-                2 * bytes.slots(slots) + block(flow.leaves, slots)
+                let slots = |after: usize| whole(after.min(beyond(window.get(), chunk)));
+                let reach = bytes.slot * size.sum(|_, after| slots(after));
+                2 * reach + block(flow.leaves, slots(longest))
             }
             None => {
-                let hot = grown(after).min(plan.slots(size.certified));
-                bytes.slots(hot) + block(flow.leaves, whole(after))
+                let hot = |_, after: usize| grown(after).min(plan.slots(size.certified));
+                bytes.slot * size.sum(hot) + block(flow.leaves, whole(longest))
             }
         };
         most = most.max(here);
@@ -148,21 +161,20 @@ fn replay(shape: &ModelShape, plan: &Plan, size: StepSize, bytes: &Bytes, moving
     carried + most
 }
 
-/// The most slots that all rebuilt layers share: for what their stores do not have, with certified eviction for all. A
+/// The most slots of a sequence that all rebuilt layers share: for what their stores do not have, with certified eviction for all. A
 /// bound that falls only where the slots of hot entries rise, so that more hot tokens never need fewer bytes.
-fn older(plan: &Plan, size: StepSize) -> usize {
-    let all = whole(size.after);
-    match size.certified {
+fn older(plan: &Plan, certified: bool, after: usize) -> usize {
+    let all = whole(after);
+    match certified {
         true => all,
         false => all.min((all + 2 * PANEL).saturating_sub(plan.slots(false))),
     }
 }
 
-/// Slots that a layer's store holds after a step.
-fn slots(shape: &ModelShape, plan: &Plan, size: StepSize, layer: usize) -> usize {
-    let StepSize { after, recent, .. } = size;
+/// Slots that a layer's store holds for a sequence of `after` tokens after a step.
+fn slots(shape: &ModelShape, plan: &Plan, size: &StepSize, after: usize, layer: usize) -> usize {
     if let Some(window) = shape.windows[layer] {
-        return whole(after.min(beyond(window.get(), recent)));
+        return whole(after.min(beyond(window.get(), size.recent)));
     }
     let mut complete = rebuilt(shape, plan).rev().take(size.complete_after);
     if !plan.rebuilds(layer) || complete.any(|complete| complete == layer) {
@@ -177,28 +189,19 @@ const fn beyond(window: usize, more: usize) -> usize {
     window.saturating_add(PANEL).saturating_add(more)
 }
 
-/// Bytes of what a batch holds.
+/// Bytes of what is held.
 struct Bytes {
-    sequences: usize,
+    /// Of an entry of a layer, and of the position it has.
     slot: usize,
+    /// Of the residual of a token.
     residual: usize,
 }
 
 impl Bytes {
-    fn new(shape: &ModelShape, sequences: usize) -> Self {
+    fn new(shape: &ModelShape) -> Self {
         Self {
-            sequences,
-            // An entry, and the position it has.
             slot: 2 * shape.kv_width() * shape.cache_dtype.size() + size_of::<usize>(),
             residual: shape.hidden * shape.dtype.size(),
         }
-    }
-
-    const fn slots(&self, slots: usize) -> usize {
-        self.sequences * slots * self.slot
-    }
-
-    const fn residuals(&self, tokens: usize) -> usize {
-        self.sequences * tokens * self.residual
     }
 }

@@ -54,12 +54,13 @@ impl ResidualCheckpoint {
     /// The old tokens as they enter `layer`; none if they do not.
     fn prefix(&mut self, layer: usize, replay: &dyn Replay) -> Result<Prefix, CacheError> {
         let (carried, plan) = (&self.step.carried, &self.setup.plan);
+        let cut = self.setup.cut();
         if !self.step.flow[layer].enters {
             return Ok(Prefix::default());
         }
         match plan.retain(layer) {
-            Retain::Residual => Ok(self.resident.residuals[layer].prefix(carried)),
-            _ if layer == 0 => Prefix::embed(&self.resident.tokens, carried, plan.chunk(), replay),
+            Retain::Residual => Ok(self.resident.residuals[layer].prefix(carried, cut.padded)),
+            _ if layer == 0 => Prefix::embed(&self.resident.tokens, carried, cut, replay),
             _ => Ok(std::mem::take(&mut self.rebuilding.prefix)),
         }
     }
@@ -136,7 +137,7 @@ impl ResidualCheckpoint {
             true => shape.block_scratch(batch, chunk, reach.capacity()),
             false => 0,
         };
-        let temporaries = shape.projection_scratch(batch, chunk).max(block);
+        let temporaries = shape.projection_scratch(chunk).max(block);
         // Entries are moved before a block runs, not while it does.
         Ok(prefix.bytes() + held.max(reach.held() + temporaries.max(grown)))
     }
@@ -171,7 +172,7 @@ impl ResidualCheckpoint {
             _ => prefix.bytes(),
         };
         let chunk = self.setup.plan.chunk();
-        let projection = self.setup.shape.projection_scratch(after.len(), chunk);
+        let projection = self.setup.shape.projection_scratch(chunk);
         self.count(carried + filled.copied + projection);
         if self.step.flow[layer].leaves {
             self.carry_on(prefix, &filled.keys_values, replay)?;

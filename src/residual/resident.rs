@@ -214,9 +214,8 @@ impl Resident {
     }
 
     fn truncate_residuals(&mut self, lengths: &[usize]) {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
         let residuals = self.residuals.iter_mut();
-        residuals.for_each(|residuals| residuals.truncate(longest));
+        residuals.for_each(|residuals| residuals.truncate(lengths));
     }
 
     /// Bytes held for sequences of these lengths.

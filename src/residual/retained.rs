@@ -1,82 +1,97 @@
-//! Residuals that a plan retains, by chunk.
+//! Residuals that a plan retains, in chunks.
 
 use burn::tensor::Tensor;
 
-use super::prefix::{Prefix, bytes, chunks};
+use super::prefix::{Chunk, Cut, Prefix, bytes};
 use crate::{
     cache::{CacheError, ModelShape, State, StateValue},
     exact::zeros,
     positions::Positions,
-    storage::index,
 };
 
-/// The residual entering one layer, of all tokens, in the chunks of a [`Prefix`].
+/// The residual entering one layer, of all tokens: for each sequence, buffers of `chunk` tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Residuals {
     chunk: usize,
-    stored: Vec<Tensor<3>>,
+    sequences: Vec<Vec<Tensor<3>>>,
 }
 
 impl Residuals {
-    /// None yet, in chunks of `chunk` tokens.
+    /// None yet, in buffers of `chunk` tokens.
     pub(super) const fn new(chunk: usize) -> Self {
         Self {
             chunk,
-            stored: Vec::new(),
+            sequences: Vec::new(),
         }
     }
 
-    /// Stores the residual of every token that has a position, in place.
+    /// Stores the residual of every token, in place.
     pub(super) fn append(&mut self, residual: &Tensor<3>, positions: &Positions) {
-        let [batch, _, hidden] = residual.dims();
-        let together = positions.sequences_agree();
-        for sequence in 0..if together { 1 } else { batch } {
-            let sequences = match together {
-                true => 0..batch,
-                false => sequence..sequence + 1,
-            };
-            let slots = positions.slots(sequence, 0);
-            let held = |&&position: &&usize| position != Positions::EMPTY;
-            let mut from = 0;
-            while let Some(&position) = slots.get(from).filter(held) {
+        let [_, _, hidden] = residual.dims();
+        let options = (&residual.device(), residual.dtype());
+        self.sequences.resize(positions.sequences(), Vec::new());
+        for (sequence, stored) in self.sequences.iter_mut().enumerate() {
+            let rows = positions.rows(sequence);
+            let mut from = rows.start;
+            while from < rows.end {
+                let position = positions.slots(sequence, 0)[from - rows.start];
                 let (chunk, at) = (position / self.chunk, position % self.chunk);
-                let rest = slots[from..].iter().take(self.chunk - at);
-                let count = rest.filter(held).count();
-                let options = (&residual.device(), residual.dtype());
-                while self.stored.len() <= chunk {
-                    self.stored
-                        .push(zeros([batch, self.chunk, hidden], options));
+                let count = (self.chunk - at).min(rows.end - from);
+                while stored.len() <= chunk {
+                    stored.push(zeros([1, self.chunk, hidden], options));
                 }
-                let part = residual.clone().slice_dim(0, sequences.clone());
-                let part = part.slice_dim(1, from..from + count);
-                let ranges = [sequences.clone(), at..at + count, 0..hidden];
-                self.stored[chunk].inplace(|stored| stored.slice_assign(ranges, part));
+                let part = residual.clone().slice_dim(1, from..from + count);
+                let ranges = [0..1, at..at + count, 0..hidden];
+                stored[chunk].inplace(|stored| stored.slice_assign(ranges, part));
                 from += count;
             }
         }
     }
 
     /// The first `old[sequence]` tokens.
-    pub(super) fn prefix(&self, old: &[usize]) -> Prefix {
-        let chunks = chunks(old, self.chunk);
-        Prefix::new(chunks.map(|(from, at)| (at, self.stored[from / self.chunk].clone())))
+    pub(super) fn prefix(&self, old: &[usize], padded: bool) -> Prefix {
+        let chunk = self.chunk;
+        let cut = Cut { chunk, padded };
+        let residual = |Chunk { tokens, .. }: &Chunk| {
+            let tokens = tokens.iter().enumerate();
+            let some = tokens.filter(|(_, tokens)| !tokens.is_empty());
+            let mut parts: Vec<Tensor<3>> = some
+                .map(|(sequence, tokens)| {
+                    let stored = self.sequences[sequence][tokens.start / chunk].clone();
+                    match padded {
+                        true => stored,
+                        false => stored.slice_dim(1, 0..tokens.len()),
+                    }
+                })
+                .collect();
+            match parts.len() {
+                1 => parts.remove(0),
+                _ => Tensor::cat(parts, 1),
+            }
+        };
+        let chunks = cut.chunks(old).into_iter();
+        Prefix::new(chunks.map(|chunk| {
+            let residual = residual(&chunk);
+            (chunk, residual)
+        }))
     }
 
     pub(super) fn select(&mut self, sequences: &[usize]) {
-        for chunk in &mut self.stored {
-            let index = index(sequences, &chunk.device());
-            chunk.inplace(|stored| stored.select(0, index));
-        }
+        let of = |&sequence: &usize| self.sequences.get(sequence).cloned().unwrap_or_default();
+        self.sequences = sequences.iter().map(of).collect();
     }
 
-    /// Adds the chunks of a layer to a state.
+    /// Adds the buffers of a layer to a state.
     pub(super) fn write(&self, layer: usize, state: &mut State) {
-        for (chunk, residual) in self.stored.iter().enumerate() {
-            state.insert(name(layer, chunk), StateValue::Tensor(residual.clone()));
+        for (sequence, stored) in self.sequences.iter().enumerate() {
+            for (chunk, residual) in stored.iter().enumerate() {
+                let name = name(layer, sequence, chunk);
+                state.insert(name, StateValue::Tensor(residual.clone()));
+            }
         }
     }
 
-    /// The chunks that tokens of these lengths have in a layer.
+    /// The buffers that tokens of these lengths have in a layer.
     pub(super) fn restored(
         &self,
         layer: usize,
@@ -84,27 +99,32 @@ impl Residuals {
         shape: &ModelShape,
         state: &State,
     ) -> Result<Self, CacheError> {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let dims = [lengths.len(), self.chunk, shape.hidden];
-        let chunk = |chunk| state.tensor(&name(layer, chunk), dims, shape.dtype);
-        let stored = (0..longest.div_ceil(self.chunk)).map(chunk);
+        let dims = [1, self.chunk, shape.hidden];
+        let sequence = |(sequence, length): (usize, &usize)| {
+            let chunks = 0..length.div_ceil(self.chunk);
+            let stored = |chunk| state.tensor(&name(layer, sequence, chunk), dims, shape.dtype);
+            chunks.map(stored).collect::<Result<_, CacheError>>()
+        };
+        let sequences = lengths.iter().enumerate().map(sequence);
         Ok(Self {
             chunk: self.chunk,
-            stored: stored.collect::<Result<_, CacheError>>()?,
+            sequences: sequences.collect::<Result<_, _>>()?,
         })
     }
 
-    /// Drops the chunks that hold nothing below `to`.
-    pub(super) fn truncate(&mut self, to: usize) {
-        self.stored.truncate(to.div_ceil(self.chunk));
+    /// Drops the buffers of each sequence that hold nothing below its length in `to`.
+    pub(super) fn truncate(&mut self, to: &[usize]) {
+        for (stored, to) in self.sequences.iter_mut().zip(to) {
+            stored.truncate(to.div_ceil(self.chunk));
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.stored.iter().map(bytes).sum()
+        self.sequences.iter().flatten().map(bytes).sum()
     }
 }
 
-/// The name of a value of a state, for a layer and chunk.
-fn name(layer: usize, chunk: usize) -> String {
-    format!("layer.{layer}.residuals.{chunk}")
+/// The name of a value of a state, for a layer, a sequence and a chunk.
+fn name(layer: usize, sequence: usize, chunk: usize) -> String {
+    format!("layer.{layer}.residuals.{sequence}.{chunk}")
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 
-use super::{Plan, ResidualConfig};
+use super::{Plan, ResidualConfig, prefix::Cut};
 use crate::{
     cache::{CacheError, ModelShape},
     exact::{Conformance, Subject},
@@ -81,6 +81,14 @@ impl Setup {
     pub(super) const fn first_hot(&self, length: usize) -> usize {
         let chunk = if self.certified { self.plan.chunk() } else { 1 };
         length.saturating_sub(self.plan.hot()) / chunk * chunk
+    }
+
+    /// How old tokens are cut into chunks.
+    pub(super) const fn cut(&self) -> Cut {
+        Cut {
+            chunk: self.plan.chunk(),
+            padded: self.certified || !self.shape.own_kernels,
+        }
     }
 
     /// Refuses a batch of several sequences with certified eviction: a replay repeats the calls that were compared

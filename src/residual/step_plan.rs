@@ -118,13 +118,10 @@ impl ResidualCheckpoint {
         let Some(budget) = self.setup.byte_budget else {
             return Ok(complete);
         };
-        let most = |of: &[usize]| of.iter().copied().max().unwrap_or(0);
         let resident = &self.resident;
         let differing = resident.differing();
         let size = StepSize {
-            sequences: after.len(),
-            before: most(before),
-            after: most(after),
+            tokens: before.iter().copied().zip(after.iter().copied()).collect(),
             recent: beside.recent,
             complete_before: resident.complete.iter().filter(|&&c| c).count(),
             complete_after: 0,
@@ -136,9 +133,9 @@ impl ResidualCheckpoint {
         let needed = |complete_after| {
             let size = StepSize {
                 complete_after,
-                ..size
+                ..size.clone()
             };
-            beside.bytes + Need::of(shape, plan, size).peak()
+            beside.bytes + Need::of(shape, plan, &size).peak()
         };
         // Entries are certified when they are dropped for good.
         let most_layers = match self.setup.certified {

@@ -226,7 +226,7 @@ fn picked(rows: Tensor<3>, order: &[Vec<usize>], count: usize) -> Tensor<3> {
 }
 
 /// The argument of [`Tensor::select`].
-pub(crate) fn index(of: &[usize], device: &Device) -> Tensor<1, Int> {
+fn index(of: &[usize], device: &Device) -> Tensor<1, Int> {
     let index: Vec<i64> = of.iter().map(|&one| one as i64).collect();
     Tensor::from_data(TensorData::new(index, [of.len()]), device)
 }

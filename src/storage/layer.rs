@@ -1,6 +1,6 @@
 //! The keys and values of one layer: a store for each sequence.
 
-use std::{fmt, num::NonZeroUsize};
+use std::{fmt, num::NonZeroUsize, ops::Range};
 
 use burn::tensor::Tensor;
 
@@ -114,7 +114,7 @@ impl LayerStore {
     /// Makes room for this many slots of each sequence, for heads like those of `like`.
     pub(crate) fn reserve(&mut self, slots: &[usize], like: &Projection) {
         self.resize(slots.len());
-        let like = rows_of(like, 0);
+        let like = rows_of(like, 0..like.values.dims()[2]);
         for (store, &slots) in self.sequences.iter_mut().zip(slots) {
             store.reserve(slots, &like);
         }
@@ -129,7 +129,7 @@ impl LayerStore {
     /// grew, one sequence after another.
     ///
     /// # Shapes
-    /// `positions` is `[batch, 1, tokens]` for keys and values `[batch, kv_heads, tokens, head_dim]`.
+    /// `positions` has a list for each sequence; keys and values are `[1, kv_heads, tokens, head_dim]`.
     ///
     /// # Panics
     /// If heads or `head_dim` differ from those of the entries held.
@@ -138,13 +138,10 @@ impl LayerStore {
         let growth = self.growth();
         let sequences = self.sequences.iter_mut().take(positions.sequences());
         let moved = sequences.enumerate().map(|(sequence, store)| {
-            let positions = positions.slots(sequence, 0);
-            match positions
-                .iter()
-                .all(|&position| position == Positions::EMPTY)
-            {
+            let (rows, slots) = (positions.rows(sequence), positions.slots(sequence, 0));
+            match slots.iter().all(|&position| position == Positions::EMPTY) {
                 true => 0,
-                false => store.append(&rows_of(new, sequence), &[positions], growth),
+                false => store.append(&rows_of(new, rows), &[slots], growth),
             }
         });
         moved.max().unwrap_or(0)
@@ -202,7 +199,7 @@ impl LayerStore {
     ///
     /// # Panics
     /// If there are fewer slots.
-    pub(crate) fn rows(&self, sequence: usize, slots: std::ops::Range<usize>) -> Rows {
+    pub(crate) fn rows(&self, sequence: usize, slots: Range<usize>) -> Rows {
         let buffers = self.sequences[sequence].buffers.as_ref();
         let buffers = buffers.expect("entries were stored");
         let copy = buffers.rows(&(0..buffers.dims()[0]), slots);
@@ -251,12 +248,11 @@ pub(crate) const fn newest_slots(entries: usize) -> usize {
     }
 }
 
-/// The entries of one sequence.
-fn rows_of(new: &Projection, sequence: usize) -> Rows {
-    let [_, kv_heads, tokens, head_dim] = new.values.dims();
+/// The entries of some tokens.
+fn rows_of(new: &Projection, tokens: Range<usize>) -> Rows {
     let of = |tensor: &Tensor<4>| {
-        let part = tensor.clone().slice_dim(0, sequence..sequence + 1);
-        part.reshape([kv_heads, tokens, head_dim])
+        let part = tensor.clone().slice_dim(2, tokens.clone());
+        part.squeeze_dim(0)
     };
     Rows {
         keys: of(&new.keys),

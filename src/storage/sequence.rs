@@ -102,10 +102,8 @@ impl SequenceStore {
     /// What attention reads; nothing if nothing was stored.
     pub(super) fn segments(&self) -> Vec<Segment> {
         let segment = self.buffers.as_ref().map(|buffers| {
-            let agree = self
-                .lists
-                .iter()
-                .all(|list| *list.as_ref() == *self.lists[0].as_ref());
+            let mut others = self.lists[1..].iter();
+            let agree = others.all(|list| *list.as_ref() == *self.lists[0].as_ref());
             let lists = if agree { &self.lists[..1] } else { &self.lists };
             let positions = lists.iter().map(Slots::positions).collect();
             buffers.segment(positions, self.lists[0].base().unwrap_or(0))

@@ -77,14 +77,14 @@ impl Recorder {
     fn record(&self, layer: usize, span: &Span<'_>, returned: &KeysValues) -> Reading {
         let query_positions = span.positions;
         let window = self.shape.windows.get(layer).copied().flatten();
-        let [batch, heads, ..] = span.projection.values.dims();
+        let [_, heads, ..] = span.projection.values.dims();
         let mut reading = Reading {
             finite: true,
             ..Reading::default()
         };
-        for sequence in 0..batch {
+        for sequence in 0..query_positions.sequences() {
             let of_sequence = |tensor: &Tensor<4>| {
-                let part = tensor.clone().slice_dim(0, sequence..sequence + 1);
+                let part = tensor.clone().slice_dim(2, query_positions.rows(sequence));
                 part.squeeze_dim(0)
             };
             let Projection { keys, values } = span.projection;

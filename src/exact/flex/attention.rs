@@ -19,7 +19,8 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
 ) -> (FlexTensor, FlexTensor) {
     let query = inner_contiguous(query);
     let rows = Rows::<f32>::of(&query);
-    let [batch, heads, tokens, head_dim] = [0, 1, 2, 3].map(|dim| rows.shape[dim]);
+    let [heads, tokens, head_dim] = [1, 2, 3].map(|dim| rows.shape[dim]);
+    let (batch, longest) = (reads.segments.len(), reads.positions.longest());
     let segments: Vec<Vec<Storage<'_>>> = reads
         .segments
         .iter()
@@ -33,7 +34,7 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
             kv_heads,
             head_dim,
         },
-        query: &|sequence, token, head| rows.row((sequence * heads + head) * tokens + token),
+        query: &|row, head| rows.row(head * tokens + row),
         scale: reads.params.scale as f32,
         softcap: reads.params.softcap.map(|cap| cap as f32),
     };
@@ -43,7 +44,7 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
         Wanted::Nothing => (vec![0], 0),
         Wanted::ColumnSums => (vec![batch, heads, most], heads * most),
         Wanted::LastQueries(last) => {
-            let last = last.min(tokens);
+            let last = last.min(longest);
             (vec![batch, heads, last, most], heads * last * most)
         }
     };
@@ -58,6 +59,7 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
             let count = real.map_or(0, |last| last + 1);
             let sight = |&position: &usize| Sight::of(position, reads.params.window);
             Sequence {
+                first_row: reads.positions.rows(sequence).start,
                 sights: positions[..count].iter().map(sight).collect(),
                 entries: (0..kv_heads)
                     .map(|head| segments.iter().map(|s| s.entries(head)).collect())
@@ -65,23 +67,23 @@ pub(super) fn attend<T: Stored + Element + bytemuck::Pod>(
                 report: report(
                     reads.report,
                     reports.next().unwrap_or_default(),
-                    tokens,
+                    longest,
                     count,
                 ),
             }
         })
         .collect();
-    let mut out = vec![0.0; batch * tokens * heads * head_dim];
-    attention::attend(&call, &mut sequences, tokens, &mut out);
+    let mut out = vec![0.0; tokens * heads * head_dim];
+    attention::attend(&call, &mut sequences, &mut out);
     drop(sequences);
     (
-        tensor(out, vec![batch, tokens, heads * head_dim]),
+        tensor(out, vec![1, tokens, heads * head_dim]),
         tensor(reported, shape),
     )
 }
 
-/// The report of a sequence with `count` queries of `tokens`.
-fn report(wanted: Wanted, out: &mut [f32], tokens: usize, count: usize) -> Report<'_> {
+/// The report of a sequence with `count` queries, where the longest has `longest`.
+fn report(wanted: Wanted, out: &mut [f32], longest: usize, count: usize) -> Report<'_> {
     match wanted {
         Wanted::Nothing => Report::Nothing,
         _ if out.is_empty() => Report::Nothing,
@@ -90,7 +92,7 @@ fn report(wanted: Wanted, out: &mut [f32], tokens: usize, count: usize) -> Repor
             out,
         },
         Wanted::LastQueries(last) => {
-            let rows = last.min(tokens);
+            let rows = last.min(longest);
             Report::LastQueries {
                 kept: Default::default(),
                 out,

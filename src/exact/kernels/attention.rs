@@ -38,6 +38,8 @@ impl Heads {
 
 /// The queries and entries of one sequence.
 pub(crate) struct Sequence<'a, T> {
+    /// The row of its first query among those of all sequences.
+    pub(crate) first_row: usize,
     /// What each query sees, in rising order of tokens.
     pub(crate) sights: Vec<Sight>,
     /// For every KV head, the segments with its entries.
@@ -49,17 +51,16 @@ pub(crate) struct Sequence<'a, T> {
 /// What all sequences of a call share.
 pub(crate) struct Call<'a> {
     pub(crate) heads: Heads,
-    /// The query of a sequence, a token and a head.
-    pub(crate) query: &'a (dyn Fn(usize, usize, usize) -> &'a [f32] + Sync),
+    /// The query of a row and a head.
+    pub(crate) query: &'a (dyn Fn(usize, usize) -> &'a [f32] + Sync),
     pub(crate) scale: f32,
     pub(crate) softcap: Option<f32>,
 }
 
-/// Computes all queries into `out`, `[batch, tokens, heads · head_dim]`. It is zero where a query sees nothing.
+/// Computes all queries into `out`, `[rows, heads · head_dim]`. It is zero where a query sees nothing.
 pub(crate) fn attend<T: Stored>(
     call: &Call<'_>,
     sequences: &mut [Sequence<'_, T>],
-    tokens: usize,
     out: &mut [f32],
 ) {
     let slots = |sequence: &Sequence<'_, T>| {
@@ -69,9 +70,11 @@ pub(crate) fn attend<T: Stored>(
     };
     let reported = sequences.iter().map(slots).sum::<usize>() * call.heads.heads;
     let together = (SCORES / reported.max(1)).clamp(FEWEST_TOKENS, TOKENS);
+    let tokens = sequences.iter().map(|sequence| sequence.sights.len()).max();
+    let tokens = tokens.unwrap_or(0);
     for from in (0..tokens).step_by(together) {
         let tokens_now = from..(from + together).min(tokens);
-        chunk(call, sequences, tokens, tokens_now, out);
+        chunk(call, sequences, tokens_now, out);
     }
 }
 
@@ -108,7 +111,6 @@ struct Rows {
 fn chunk<T: Stored>(
     call: &Call<'_>,
     sequences: &mut [Sequence<'_, T>],
-    tokens: usize,
     now: Range<usize>,
     out: &mut [f32],
 ) {
@@ -193,9 +195,8 @@ fn chunk<T: Stored>(
     for (index, state) in states.iter().enumerate() {
         let (sequence, kv_head) = (index / kv_heads, index % kv_heads);
         for (row, mixed) in state.mixed.chunks_exact(head_dim).enumerate() {
-            let token = now.start + row / group;
-            let at =
-                (sequence * tokens + token) * width + (kv_head * group + row % group) * head_dim;
+            let token = sequences[sequence].first_row + now.start + row / group;
+            let at = token * width + (kv_head * group + row % group) * head_dim;
             let sum = state.sum[row];
             if nothing(state.max[row], sum) {
                 continue;
@@ -291,7 +292,7 @@ impl Unit<'_> {
                 let token = first_token + row / group;
                 let head = self.kv_head * group + row % group;
                 *sight = sequence.sights[token];
-                let values = (call.query)(self.sequence, token, head);
+                let values = (call.query)(sequence.first_row + token, head);
                 for (lanes, value) in query.iter_mut().zip(values) {
                     lanes[r] = value * call.scale;
                 }

@@ -157,9 +157,12 @@ fn scratch_of_a_replay_depends_on_neither_layers_nor_hot_entries() {
     // A chunk's residual and its successor. The feed-forward layer, four times as wide, has the norm, gate and up, their
     // product, and that once more side by side: more than attention holds, which keeps no scores.
     let block = 2 * 128 * HIDDEN * 4 + 128 * (HIDDEN + 4 * 4 * HIDDEN) * 4;
-    // 290 old tokens, replayed in three chunks of 128, fill ten panels of one layer; 100 fill four.
-    let chunk = 128 * HIDDEN * 4;
-    let [many, few] = [3 * chunk + 10 * PANEL * SLOT, chunk + 4 * PANEL * SLOT];
+    // The residuals of 290 old tokens, which fill ten panels of one layer; 100 fill four.
+    let residual = HIDDEN * 4;
+    let [many, few] = [
+        290 * residual + 10 * PANEL * SLOT,
+        100 * residual + 4 * PANEL * SLOT,
+    ];
     assert_eq!(peaks, [many, many, few, few].map(|replay| replay + block));
 }
 

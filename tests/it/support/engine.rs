@@ -155,7 +155,7 @@ impl View<'_> {
                 };
                 (0..half).map(move |i| turn(position as f64 * 0.8f64.powi(i as i32)))
             });
-            let data = TensorData::new(angles.collect(), [1, 1, positions.width(), half]);
+            let data = TensorData::new(angles.collect(), [1, 1, positions.tokens(), half]);
             Tensor::<4>::from_data(data, (&x.device(), dtype))
         };
         let (cos, sin) = (table(f64::cos), table(f64::sin));

@@ -38,13 +38,14 @@ fn bits(level: SimdLevel, softcap: Option<f32>) -> Vec<u32> {
     let sights = [290, 291, 292].map(|position| Sight::of(position, None));
     let read = pieces::pieces(&[entries], sights[0].with(sights[2]));
     let sequence = Sequence {
+        first_row: 0,
         sights: sights.to_vec(),
         entries: vec![vec![entries]],
         report: Report::Nothing,
     };
     let call = Call {
         heads: HEADS,
-        query: &|_, token, head| &query[(token * HEADS.heads + head) * width..][..width],
+        query: &|row, head| &query[(row * HEADS.heads + head) * width..][..width],
         scale: 1.3,
         softcap,
     };

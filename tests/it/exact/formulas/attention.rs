@@ -27,7 +27,6 @@ struct Part {
 struct Case {
     name: &'static str,
     sizes: Sizes,
-    tokens: usize,
     queries: Positions,
     sequences: Vec<Vec<Part>>,
     stored: DType,
@@ -70,17 +69,19 @@ impl Case {
             kv_heads,
             head_dim,
         } = self.sizes;
-        let (tokens, slots) = (self.tokens, self.slots());
+        let (tokens, slots) = (self.queries.tokens(), self.slots());
         let batch = self.sequences.len();
-        let mut out = vec![0.0; batch * tokens * heads * head_dim];
+        let mut out = vec![0.0; tokens * heads * head_dim];
         let mut sums = vec![0.0; batch * heads * slots];
-        let rows = LAST.min(tokens);
+        let lengths = (0..batch).map(|sequence| self.queries.rows(sequence).len());
+        let rows = LAST.min(lengths.max().unwrap_or(0));
         let mut last = vec![0.0; batch * heads * rows * slots];
         for (sequence, parts) in self.sequences.iter().enumerate() {
             let positions = self.queries.slots(sequence, 0);
             let count = positions.iter().filter(|p| **p != Positions::EMPTY).count();
             for (head, token) in (0..heads).flat_map(|h| (0..count).map(move |t| (h, t))) {
-                let from = ((sequence * heads + head) * tokens + token) * head_dim;
+                let row = self.queries.rows(sequence).start + token;
+                let from = (head * tokens + row) * head_dim;
                 let query: Vec<f32> = query[from..from + head_dim]
                     .iter()
                     .map(|x| x * SCALE)
@@ -90,7 +91,7 @@ impl Case {
                 let Some((max, sum, mixed)) = merged(&blocks) else {
                     continue;
                 };
-                let at = ((sequence * tokens + token) * heads + head) * head_dim;
+                let at = (row * heads + head) * head_dim;
                 for (out, mixed) in out[at..].iter_mut().zip(mixed) {
                     *out = mixed / sum + 0.0;
                 }
@@ -169,15 +170,15 @@ impl Case {
         let Sizes {
             heads, head_dim, ..
         } = self.sizes;
-        let batch = self.sequences.len();
-        let query = numbers(13, batch * heads * self.tokens * head_dim, 2.0);
+        let tokens = self.queries.tokens();
+        let query = numbers(13, heads * tokens * head_dim, 2.0);
         let expected = self.expected(&query);
         let segments: Vec<Vec<Segment>> = self
             .sequences
             .iter()
             .map(|parts| parts.iter().map(|part| self.segment(part)).collect())
             .collect();
-        let query = tensor(&query, [batch, heads, self.tokens, head_dim]);
+        let query = tensor(&query, [1, heads, tokens, head_dim]);
         let mut params = AttentionParams::new(f64::from(SCALE));
         params.window = self.window.and_then(NonZeroUsize::new);
         params.softcap = self.softcap.map(f64::from);
@@ -199,8 +200,9 @@ impl Case {
             let real = self.queries.slots(sequence, 0).iter();
             let count = real.filter(|p| **p != Positions::EMPTY).count();
             if count > 0 {
-                let found = found.clone().slice([sequence..sequence + 1, 0..count]);
-                let from = sequence * self.tokens * width;
+                let row = self.queries.rows(sequence).start;
+                let found = found.clone().slice_dim(1, row..row + count);
+                let from = row * width;
                 equal(&found, &expected[from..from + count * width], name);
             }
         }
@@ -313,7 +315,6 @@ fn attention_is_blocks_that_are_merged_in_rising_order() {
             Case {
                 name,
                 sizes: GROUPED,
-                tokens: 70,
                 queries: Positions::contiguous(&[530], &[70]),
                 sequences: vec![cut(stored)],
                 stored,
@@ -336,7 +337,6 @@ fn attention_of_a_single_query_has_the_same_formula() {
         Case {
             name: "a single query",
             sizes,
-            tokens: 1,
             queries: Positions::contiguous(&[699], &[1]),
             sequences: vec![vec![part(23, sizes, DType::F32, 0, behind(0, 0..700))]],
             stored: DType::F32,
@@ -360,7 +360,6 @@ fn attention_of_heads_with_their_own_positions_has_the_same_formula() {
     Case {
         name: "heads with their own positions",
         sizes: GROUPED,
-        tokens: 40,
         queries: Positions::contiguous(&[300], &[40]),
         sequences: vec![vec![part(24, GROUPED, DType::F32, 32, positions.to_vec())]],
         stored: DType::F32,
@@ -370,15 +369,19 @@ fn attention_of_heads_with_their_own_positions_has_the_same_formula() {
     .check();
 }
 
-/// A long sequence, one of pads alone, a new one, and one whose first queries see nothing.
+/// A long sequence, one without queries, a new one that ends in pads, and one whose first queries see nothing.
 #[test]
 fn attention_of_a_ragged_batch_has_the_same_formula() {
     let part = |seed, positions| part(seed, GROUPED, DType::F32, 0, positions);
     Case {
         name: "a ragged batch",
         sizes: GROUPED,
-        tokens: 20,
-        queries: Positions::contiguous(&[580, 0, 0, 95], &[20, 0, 3, 11]),
+        queries: Positions::shared(&[
+            (580..600).collect(),
+            vec![],
+            vec![0, 1, 2, Positions::EMPTY, Positions::EMPTY],
+            (95..106).collect::<Vec<_>>(),
+        ]),
         sequences: vec![
             cut(DType::F32),
             vec![],
