@@ -43,7 +43,7 @@ mod weight;
 mod zeros;
 
 #[cfg(feature = "flex")]
-pub use self::kernels::SimdLevel;
+pub use self::kernels::{Rounding, SimdLevel};
 #[cfg(any(feature = "flex", feature = "model"))]
 pub(crate) use self::norm::Norm;
 #[cfg(feature = "flex")]

@@ -14,14 +14,15 @@ mod format;
 pub(crate) mod layers;
 mod linear;
 mod math;
+mod rounding;
 mod rows;
 mod simd;
 pub(crate) mod threads;
 
-pub use self::simd::SimdLevel;
 pub(crate) use self::{
     format::Format,
     linear::{Place, linear},
     rows::{gated, norm, rotate},
 };
+pub use self::{rounding::Rounding, simd::SimdLevel};
 use super::PANEL;

@@ -18,7 +18,7 @@ use self::{
     block::{Block, Scratch, merge, nothing},
     pieces::Piece,
 };
-use super::{SimdLevel, threads};
+use super::{SimdLevel, rounding::MulAdd, simd::Kernel, threads};
 use crate::exact::scratch::{TOKENS, WAVE};
 
 /// The shape of a call.
@@ -220,16 +220,16 @@ struct Merging<'a, 'b> {
     heads: Heads,
 }
 
-impl pulp::NullaryFnOnce for Merging<'_, '_> {
+impl Kernel for Merging<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let head_dim = self.heads.head_dim;
         for unit in self.units {
             let state = &mut self.states[unit.sequence * self.heads.kv_heads + unit.kv_head];
             for (index, row) in unit.rows.clone().enumerate() {
-                merge(
+                merge::<M>(
                     (&mut state.max[row], &mut state.sum[row]),
                     &mut state.mixed[row * head_dim..][..head_dim],
                     (unit.max[index], unit.sum[index]),

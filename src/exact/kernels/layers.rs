@@ -3,7 +3,7 @@
 //! Many rows are computed in groups that go through all stages, so that what lies between two stages stays in cache.
 //! A few rows share out the columns of every stage instead. Either way each value is computed by the same operations.
 
-use super::{SimdLevel, gated, norm, threads};
+use super::{SimdLevel, gated, norm, rounding::MulAdd, simd::Kernel, threads};
 use crate::exact::{Activation, packed::Packed};
 
 /// A norm's weight and parameters.
@@ -175,11 +175,11 @@ struct Add<'a> {
     out: &'a mut [f32],
 }
 
-impl pulp::NullaryFnOnce for Add<'_> {
+impl Kernel for Add<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         for (out, residual) in self.out.iter_mut().zip(self.residual) {
             *out += residual;
         }

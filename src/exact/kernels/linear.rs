@@ -3,7 +3,7 @@
 //! Each output is one chain of fused multiply-adds along the reduction, from its first element to its last. Blocks of
 //! the reduction store and reload the chain. Nothing else decides a bit.
 
-use super::{Format, PANEL, SimdLevel, threads};
+use super::{Format, PANEL, SimdLevel, rounding::MulAdd, simd::Kernel, threads};
 
 /// Where the rows of a product go: `columns` elements of each row of `stride` elements, from `left` on.
 #[derive(Debug, Clone, Copy)]
@@ -159,16 +159,16 @@ struct Row<'a, F> {
     out: &'a mut [f32],
 }
 
-impl<F: Format> pulp::NullaryFnOnce for Row<'_, F> {
+impl<F: Format> Kernel for Row<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let (x, _) = self.x.as_chunks::<1>();
         let panels = self.panels.chunks_exact(x.len() / F::ROWS);
         for (panel, out) in panels.zip(self.out.chunks_mut(PANEL)) {
             let mut sums = [[0.0; PANEL]];
-            add::<F, 1, PANEL>(x, panel, 0, &mut sums);
+            add::<M, F, 1, PANEL>(x, panel, 0, &mut sums);
             out.copy_from_slice(&sums[0][..out.len()]);
         }
     }
@@ -184,11 +184,11 @@ struct Rows<'a, F, const R: usize, const LANES: usize> {
     out: &'a mut [f32],
 }
 
-impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows<'_, F, R, LANES> {
+impl<F: Format, const R: usize, const LANES: usize> Kernel for Rows<'_, F, R, LANES> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let (width, place) = (self.width, self.place);
         let mut sums = vec![[[0.0; PANEL]; R]; self.x.len() / width];
         let mut wide = [[0.0; PANEL]; BLOCK];
@@ -212,8 +212,8 @@ impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows
                             part[r].copy_from_slice(&sums[r][lane..lane + LANES]);
                         }
                         match widens {
-                            true => add(x, &wide, lane, &mut part),
-                            false => add(x, panel, lane, &mut part),
+                            true => add::<M, _, _, _>(x, &wide, lane, &mut part),
+                            false => add::<M, _, _, _>(x, panel, lane, &mut part),
                         }
                         for r in 0..R {
                             sums[r][lane..lane + LANES].copy_from_slice(&part[r]);
@@ -232,7 +232,7 @@ impl<F: Format, const R: usize, const LANES: usize> pulp::NullaryFnOnce for Rows
 
 /// Continues the chains of `R` rows over the rows of `panel`, in `LANES` of its columns from `lane` on.
 #[inline(always)]
-fn add<F: Format, const R: usize, const LANES: usize>(
+fn add<M: MulAdd, F: Format, const R: usize, const LANES: usize>(
     x: &[[f32; R]],
     panel: &[F],
     lane: usize,
@@ -246,7 +246,7 @@ fn add<F: Format, const R: usize, const LANES: usize>(
             weights.copy_from_slice(&wide[lane..lane + LANES]);
             for r in 0..R {
                 for j in 0..LANES {
-                    chains[r][j] = x[r].mul_add(weights[j], chains[r][j]);
+                    chains[r][j] = M::mul_add(x[r], weights[j], chains[r][j]);
                 }
             }
         }

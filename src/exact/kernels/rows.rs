@@ -3,6 +3,8 @@
 use super::{
     PANEL, SimdLevel,
     math::{gelu_tanh, silu},
+    rounding::MulAdd,
+    simd::Kernel,
 };
 use crate::exact::Activation;
 
@@ -25,20 +27,20 @@ struct Norm<'a> {
     out: &'a mut [f32],
 }
 
-impl pulp::NullaryFnOnce for Norm<'_> {
+impl Kernel for Norm<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let mut lanes = [0.0; PANEL];
         let (chunks, rest) = self.x.as_chunks::<PANEL>();
         for x in chunks {
             for j in 0..PANEL {
-                lanes[j] = x[j].mul_add(x[j], lanes[j]);
+                lanes[j] = M::mul_add(x[j], x[j], lanes[j]);
             }
         }
         for (lane, x) in lanes.iter_mut().zip(rest) {
-            *lane = x.mul_add(*x, *lane);
+            *lane = M::mul_add(*x, *x, *lane);
         }
         let mean = fold(lanes) / self.x.len() as f32;
         let scale = 1.0 / (mean + self.epsilon).sqrt();
@@ -77,18 +79,18 @@ struct Rotate<'a> {
     out: &'a mut [f32],
 }
 
-impl pulp::NullaryFnOnce for Rotate<'_> {
+impl Kernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let half = self.x.len() / 2;
         let (low, high) = self.x.split_at(half);
         let (out_low, out_high) = self.out.split_at_mut(half);
         let (cos, sin) = (&self.cos[..half], &self.sin[..half]);
         for i in 0..half {
-            out_low[i] = low[i].mul_add(cos[i], -(high[i] * sin[i]));
-            out_high[i] = high[i].mul_add(cos[i], low[i] * sin[i]);
+            out_low[i] = M::mul_add(low[i], cos[i], -(high[i] * sin[i]));
+            out_high[i] = M::mul_add(high[i], cos[i], low[i] * sin[i]);
         }
     }
 }
@@ -104,16 +106,18 @@ struct Gated<'a> {
     out: &'a mut [f32],
 }
 
-impl pulp::NullaryFnOnce for Gated<'_> {
+impl Kernel for Gated<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let (gate, up) = self.x.split_at(self.x.len() / 2);
         let all = self.out.iter_mut().zip(gate).zip(up);
         match self.activation {
-            Activation::Silu => all.for_each(|((out, gate), up)| *out = silu(*gate) * up),
-            Activation::GeluTanh => all.for_each(|((out, gate), up)| *out = gelu_tanh(*gate) * up),
+            Activation::Silu => all.for_each(|((out, gate), up)| *out = silu::<M>(*gate) * up),
+            Activation::GeluTanh => {
+                all.for_each(|((out, gate), up)| *out = gelu_tanh::<M>(*gate) * up)
+            }
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Which vector instructions the kernels use.
 
-use std::{fmt, sync::OnceLock};
+use std::{fmt, marker::PhantomData, sync::OnceLock};
+
+use super::rounding::{Fused, MulAdd, Rounding, Separate};
 
 /// The vector instructions that the kernels use. They change the speed and no bit.
 ///
@@ -51,24 +53,33 @@ impl SimdLevel {
         Self::Scalar
     }
 
-    /// Runs a kernel, compiled for this level. A level that the CPU lacks runs as [`Scalar`](Self::Scalar).
+    /// Runs a kernel, compiled for this level and the rounding of the process. A level that the CPU lacks runs as
+    /// [`Scalar`](Self::Scalar).
     #[inline(always)]
-    pub(super) fn run<K: pulp::NullaryFnOnce>(self, kernel: K) -> K::Output {
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match Rounding::current() {
+            Rounding::Fused => self.run_rounded::<K, Fused>(kernel),
+            Rounding::Separate => self.run_rounded::<K, Separate>(kernel),
+        }
+    }
+
+    #[inline(always)]
+    fn run_rounded<K: Kernel, M: MulAdd>(self, kernel: K) -> K::Output {
         #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
         match self {
             Self::Avx512 => {
                 if let Some(v4) = pulp::x86::V4::try_new() {
-                    return pulp::Simd::vectorize(v4, Vectorized(kernel));
+                    return pulp::Simd::vectorize(v4, Vectorized::<K, M>(kernel, PhantomData));
                 }
             }
             Self::Avx2 => {
                 if let Some(v3) = pulp::x86::V3::try_new() {
-                    return pulp::Simd::vectorize(v3, Vectorized(kernel));
+                    return pulp::Simd::vectorize(v3, Vectorized::<K, M>(kernel, PhantomData));
                 }
             }
             Self::Scalar => {}
         }
-        kernel.call()
+        kernel.call::<M>()
     }
 }
 
@@ -82,14 +93,22 @@ impl fmt::Display for SimdLevel {
     }
 }
 
-/// A kernel that names no vector type: the compiler vectorises it.
-struct Vectorized<K>(K);
+/// A kernel: it names no vector type, the compiler vectorises it.
+pub(super) trait Kernel {
+    type Output;
 
-impl<K: pulp::NullaryFnOnce> pulp::WithSimd for Vectorized<K> {
+    /// Has to be inlined always.
+    fn call<M: MulAdd>(self) -> Self::Output;
+}
+
+/// A kernel with its rounding.
+struct Vectorized<K, M>(K, PhantomData<M>);
+
+impl<K: Kernel, M: MulAdd> pulp::WithSimd for Vectorized<K, M> {
     type Output = K::Output;
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> K::Output {
-        self.0.call()
+        self.0.call::<M>()
     }
 }

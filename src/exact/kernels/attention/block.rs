@@ -12,7 +12,9 @@ use crate::exact::{
         PANEL,
         format::widen_f16,
         math::{exp, tanh},
+        rounding::MulAdd,
         rows::fold,
+        simd::Kernel,
     },
 };
 
@@ -82,13 +84,11 @@ pub(super) struct Block<'a, 'b, T, const R: usize, const LANES: usize> {
     pub(super) mixed: &'a mut [f32],
 }
 
-impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
-    for Block<'_, '_, T, R, LANES>
-{
+impl<T: Stored, const R: usize, const LANES: usize> Kernel for Block<'_, '_, T, R, LANES> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
+    fn call<M: MulAdd>(self) {
         let head_dim = self.query.len();
         let Scratch { scores, weights } = self.scratch;
         // Slots of whole panels around the pieces; what no piece covers is invisible.
@@ -107,7 +107,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
                 let at = (entries.start + panel * PANEL) % SLOTS;
                 let inside = from.max(at)..to.min(at + PANEL);
                 for lane in (0..PANEL).step_by(LANES) {
-                    let sums = score::<T, R, LANES>(self.query, keys, lane);
+                    let sums = score::<M, T, R, LANES>(self.query, keys, lane);
                     for r in 0..R {
                         if inside.len() == PANEL {
                             scores[r][at + lane..][..LANES].copy_from_slice(&sums[r]);
@@ -137,7 +137,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
         for r in 0..R {
             if let Some(cap) = self.softcap {
                 for score in &mut scores[r][low..high] {
-                    let capped = cap * tanh(*score / cap);
+                    let capped = cap * tanh::<M>(*score / cap);
                     *score = if *score == f32::NEG_INFINITY {
                         *score
                     } else {
@@ -145,7 +145,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
                     };
                 }
             }
-            (self.max[r], self.sum[r]) = soften(&mut scores[r][low..high]);
+            (self.max[r], self.sum[r]) = soften::<M>(&mut scores[r][low..high]);
             for (weight, score) in weights[low..high].iter_mut().zip(&scores[r][low..high]) {
                 weight[r] = *score;
             }
@@ -156,7 +156,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
             for piece in self.pieces {
                 let values = &self.entries[piece.segment].values;
                 let values = &values[piece.from * head_dim..piece.to * head_dim];
-                mix(&weights[piece.at..], values, head_dim, column, &mut sums);
+                mix::<M, T, R, _>(&weights[piece.at..], values, head_dim, column, &mut sums);
             }
             for r in 0..R {
                 self.mixed[r * head_dim + column..][..LANES].copy_from_slice(&sums[r]);
@@ -167,7 +167,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
             for piece in self.pieces {
                 let values = &self.entries[piece.segment].values;
                 let values = &values[piece.from * head_dim..piece.to * head_dim];
-                mix(&weights[piece.at..], values, head_dim, column, &mut sums);
+                mix::<M, T, R, _>(&weights[piece.at..], values, head_dim, column, &mut sums);
             }
             for r in 0..R {
                 self.mixed[r * head_dim + column] = sums[r][0];
@@ -178,7 +178,7 @@ impl<T: Stored, const R: usize, const LANES: usize> pulp::NullaryFnOnce
 
 /// The scores of a panel, in `LANES` of its slots from `lane` on.
 #[inline(always)]
-fn score<T: Stored, const R: usize, const LANES: usize>(
+fn score<M: MulAdd, T: Stored, const R: usize, const LANES: usize>(
     query: &[[f32; R]],
     keys: &[[T; PANEL]],
     lane: usize,
@@ -191,7 +191,7 @@ fn score<T: Stored, const R: usize, const LANES: usize>(
         }
         for r in 0..R {
             for j in 0..LANES {
-                sums[r][j] = x[r].mul_add(wide[j], sums[r][j]);
+                sums[r][j] = M::mul_add(x[r], wide[j], sums[r][j]);
             }
         }
     }
@@ -200,7 +200,7 @@ fn score<T: Stored, const R: usize, const LANES: usize>(
 
 /// Continues the outputs of `LANES` columns over the slots of a piece.
 #[inline(always)]
-fn mix<T: Stored, const R: usize, const LANES: usize>(
+fn mix<M: MulAdd, T: Stored, const R: usize, const LANES: usize>(
     weights: &[[f32; R]],
     values: &[T],
     head_dim: usize,
@@ -216,7 +216,7 @@ fn mix<T: Stored, const R: usize, const LANES: usize>(
         }
         for r in 0..R {
             for j in 0..LANES {
-                chains[r][j] = x[r].mul_add(wide[j], chains[r][j]);
+                chains[r][j] = M::mul_add(x[r], wide[j], chains[r][j]);
             }
         }
     }
@@ -225,7 +225,7 @@ fn mix<T: Stored, const R: usize, const LANES: usize>(
 
 /// Replaces scores by their exponentials below the maximum; -∞ becomes 0. Returns maximum and sum.
 #[inline(always)]
-fn soften(scores: &mut [f32]) -> (f32, f32) {
+fn soften<M: MulAdd>(scores: &mut [f32]) -> (f32, f32) {
     let (panels, _) = scores.as_chunks_mut::<PANEL>();
     let mut lanes = [f32::NEG_INFINITY; PANEL];
     for panel in panels.iter() {
@@ -244,7 +244,7 @@ fn soften(scores: &mut [f32]) -> (f32, f32) {
     let mut sums = [0.0; PANEL];
     for panel in panels.iter_mut() {
         for j in 0..PANEL {
-            let e = exp(panel[j] - max);
+            let e = exp::<M>(panel[j] - max);
             panel[j] = if panel[j] == f32::NEG_INFINITY {
                 0.0
             } else {
@@ -267,7 +267,7 @@ pub(super) fn nothing(max: f32, sum: f32) -> bool {
 /// Joins a block to the blocks below it. Both are scaled to the higher maximum. A block of which nothing is seen
 /// changes nothing.
 #[inline(always)]
-pub(super) fn merge(
+pub(super) fn merge<M: MulAdd>(
     (max, sum): (&mut f32, &mut f32),
     mixed: &mut [f32],
     (new_max, new_sum): (f32, f32),
@@ -282,10 +282,10 @@ pub(super) fn merge(
         return;
     }
     let most = if new_max > *max { new_max } else { *max };
-    let (old_scale, new_scale) = (exp(*max - most), exp(new_max - most));
+    let (old_scale, new_scale) = (exp::<M>(*max - most), exp::<M>(new_max - most));
     *max = most;
-    *sum = new_sum.mul_add(new_scale, *sum * old_scale);
+    *sum = M::mul_add(new_sum, new_scale, *sum * old_scale);
     for (mixed, new) in mixed.iter_mut().zip(new) {
-        *mixed = new.mul_add(new_scale, *mixed * old_scale);
+        *mixed = M::mul_add(*new, new_scale, *mixed * old_scale);
     }
 }

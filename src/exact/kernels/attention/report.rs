@@ -3,7 +3,11 @@
 use std::ops::Range;
 
 use super::{Heads, block::SLOTS, pieces::Piece};
-use crate::exact::kernels::{math::exp, threads};
+use crate::exact::kernels::{
+    math::exp,
+    rounding::{Fused, MulAdd, Rounding, Separate},
+    threads,
+};
 
 /// What is reported of one sequence.
 pub(crate) enum Report<'a> {
@@ -81,6 +85,18 @@ impl Report<'_> {
         first_token: usize,
         finals: impl Iterator<Item = (&'f [f32], &'f [f32])>,
     ) {
+        match Rounding::current() {
+            Rounding::Fused => self.add_rounded::<Fused>(heads, first_token, finals),
+            Rounding::Separate => self.add_rounded::<Separate>(heads, first_token, finals),
+        }
+    }
+
+    fn add_rounded<'f, M: MulAdd>(
+        &mut self,
+        heads: Heads,
+        first_token: usize,
+        finals: impl Iterator<Item = (&'f [f32], &'f [f32])>,
+    ) {
         let finals: Vec<_> = finals.collect();
         let group = heads.group();
         // The factor that makes probabilities of a row of a block, and the row within the block.
@@ -90,7 +106,7 @@ impl Report<'_> {
                 for (index, row) in block.rows.clone().enumerate() {
                     if row % group == lane {
                         let (max, sum) = (finals[kv_head].0[row], finals[kv_head].1[row]);
-                        let factor = exp(block.max[index] - max) / sum;
+                        let factor = exp::<M>(block.max[index] - max) / sum;
                         if block.max[index] != f32::NEG_INFINITY {
                             each(
                                 first_token + row / group,
@@ -113,7 +129,7 @@ impl Report<'_> {
                         for (from, to) in &block.pieces {
                             let out = &mut out[*to..][..from.len()];
                             for (out, weight) in out.iter_mut().zip(&weights[from.clone()]) {
-                                *out = weight.mul_add(factor, *out);
+                                *out = M::mul_add(*weight, factor, *out);
                             }
                         }
                     });
