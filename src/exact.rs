@@ -9,7 +9,7 @@
 //! * [`attention()`] computes every query by itself. It reads entries from [`Segment`]s, in blocks of
 //!   [`ATTENTION_BLOCK`] slots, counted from slot number 0. A block has a maximum and sums of its own. Blocks are merged
 //!   in rising order, and the result is divided once.
-//! * [`rms_norm`], [`rotate()`] and [`gated()`] read one row.
+//! * [`rms_norm`], [`rotate()`] and [`gated()`] read one row, [`softcap()`] one number.
 //!
 //! On `flex` in f32, kernels of this crate do so: `docs/exactness.md` gives the order of every sum as formulas, and
 //! neither threads nor vector instructions change a bit. Elsewhere stock operations of burn run, cut and padded so
@@ -38,6 +38,7 @@ mod pool;
 mod rotate;
 mod scratch;
 mod segment;
+mod softcap;
 mod stock_attention;
 mod weight;
 mod zeros;
@@ -57,6 +58,7 @@ pub use self::{
     observed::{attention_with_column_sums, attention_with_last_queries},
     rotate::rotate,
     segment::{ATTENTION_BLOCK, PANEL, Segment},
+    softcap::softcap,
     weight::Weight,
 };
 #[cfg(feature = "model")]

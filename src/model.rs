@@ -34,7 +34,7 @@ pub use self::{
 pub use crate::exact::Activation;
 use crate::{
     cache::{CacheBackend, CacheError, LayerIndex, ModelShape, Replay, Step, TokenIds},
-    exact::{Conformance, Linear, Norm, Weight, caches, in_pool, normed_linears},
+    exact::{Conformance, Linear, Norm, Weight, caches, in_pool, normed_linears, softcap},
     positions::Positions,
 };
 
@@ -296,7 +296,7 @@ impl Decoder {
         let config = self.config();
         let logits = normed_linears(residual, &self.final_norm, &[&self.head]);
         match config.final_softcap {
-            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+            Some(cap) => softcap(logits, cap),
             None => logits,
         }
     }

@@ -63,6 +63,14 @@ impl ExactOps for Flex {
         tensor(out, rows.shape_with(width))
     }
 
+    fn exact_softcap(x: FlexTensor, cap: f64) -> FlexTensor {
+        let mut capped = x.to_contiguous();
+        drop(x);
+        let all = capped.storage_mut::<f32>();
+        threads::chunks(all, ELEMENTS, |_, x| kernels::softcap(x, cap as f32));
+        capped
+    }
+
     fn exact_write(buffer: FlexTensor, rows: FlexTensor, head: usize, at: usize) -> FlexTensor {
         match buffer.dtype() {
             DType::BF16 => write::<bf16>(buffer, rows, head, at),

@@ -22,7 +22,7 @@ pub(crate) mod threads;
 pub(crate) use self::{
     format::Format,
     linear::{Place, linear},
-    rows::{gated, norm, rotate},
+    rows::{gated, norm, rotate, softcap},
 };
 pub use self::{rounding::Rounding, simd::SimdLevel};
 use super::PANEL;

@@ -40,6 +40,9 @@ pub(super) trait ExactOps: Backend {
     /// `activation(gate) · up`, `[.., 2 · width]` to `[.., width]`; the gate comes first.
     fn exact_gated(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 
+    /// `cap · tanh(x / cap)`: in place where nobody else holds `x`.
+    fn exact_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self>;
+
     /// `buffer` with `rows`, `[heads, count, head_dim]`, written into the slots from `at` on of the KV heads from
     /// `head` on: in place where nobody else holds the buffer. Both have the same dtype, f32, bf16 or f16. The buffer
     /// is `[kv_heads, slots, head_dim]`, or `[kv_heads, slots / 32, head_dim, 32]` for keys.
@@ -131,6 +134,10 @@ pub(super) fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4
 
 pub(super) fn gated(x: Tensor<3>, activation: Activation) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::exact_gated(x.into_dispatch(), activation))
+}
+
+pub(super) fn softcap(x: Tensor<3>, cap: f64) -> Tensor<3> {
+    Tensor::from_dispatch(Dispatch::exact_softcap(x.into_dispatch(), cap))
 }
 
 /// Attention over segments whose elements the kernels read; `D` is the rank of what is reported.

@@ -1,8 +1,8 @@
-//! Kernels over single rows: norm, rotation, gated activation.
+//! Kernels over single rows: norm, rotation, gated activation, soft cap.
 
 use super::{
     PANEL, SimdLevel,
-    math::{gelu_tanh, silu},
+    math::{gelu_tanh, silu, tanh},
     rounding::MulAdd,
     simd::Kernel,
 };
@@ -118,6 +118,27 @@ impl Kernel for Gated<'_> {
             Activation::GeluTanh => {
                 all.for_each(|((out, gate), up)| *out = gelu_tanh::<M>(*gate) * up)
             }
+        }
+    }
+}
+
+/// `cap · tanh(x / cap)` in place.
+pub(crate) fn softcap(x: &mut [f32], cap: f32) {
+    SimdLevel::current().run(Softcap { x, cap });
+}
+
+struct Softcap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for Softcap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<M: MulAdd>(self) {
+        for x in self.x {
+            *x = self.cap * tanh::<M>(*x / self.cap);
         }
     }
 }

@@ -28,17 +28,18 @@ const THREADS: [&str; 4] = ["1", "2", "3", "5"];
 const STEPS: [usize; 5] = [270, 1, 1, 7, 1];
 
 /// A decoder of each family, with layers wide enough that threads share a single row.
-fn families() -> [(&'static str, DecoderConfig); 4] {
-    let mut gemma = gemma();
+fn families() -> [(&'static str, DecoderConfig); 5] {
+    let mut capped = gemma();
     // Windows of less than a panel, and of more.
-    gemma.layers[2].window = NonZeroUsize::new(48);
-    // Burn computes this cap, with the system's library.
+    capped.layers[2].window = NonZeroUsize::new(48);
+    let mut gemma = capped.clone();
     gemma.final_softcap = None;
     let families = [
         ("llama", scaled(LLAMA3)),
         ("qwen2", qwen2()),
         ("qwen3", qwen3()),
         ("gemma3", gemma),
+        ("gemma3, final soft cap", capped),
     ];
     families.map(|(name, mut config)| {
         config.intermediate = 1100;
@@ -47,11 +48,12 @@ fn families() -> [(&'static str, DecoderConfig); 4] {
 }
 
 /// The digest of each family.
-const DIGESTS: [(&str, u64); 4] = [
+const DIGESTS: [(&str, u64); 5] = [
     ("llama", 0x625c_277c_168e_98ce),
     ("qwen2", 0xe9e0_7e9e_307b_ddc8),
     ("qwen3", 0xdf2a_8dab_14c8_581c),
     ("gemma3", 0x9b0e_5416_5aff_d76f),
+    ("gemma3, final soft cap", 0x72b0_faf8_4fa8_1c3c),
 ];
 
 #[test]

@@ -3,7 +3,7 @@
 mod attention;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kv_direct::exact::{Activation, Weight, gated, linear, rms_norm, rotate};
+use kv_direct::exact::{Activation, Weight, gated, linear, rms_norm, rotate, softcap};
 
 use crate::support::{feed::bits, random::random};
 
@@ -178,4 +178,23 @@ fn gates_are_made_of_the_polynomials() {
     let x = tensor(&both, [1, 1, both.len()]);
     equal(&gated(x.clone(), Activation::Silu), &of(&silu), "silu");
     equal(&gated(x, Activation::GeluTanh), &of(&gelu), "gelu");
+}
+
+#[test]
+fn a_soft_cap_is_made_of_tanh() {
+    // More numbers than one thread takes, and the sizes at which tanh changes.
+    let mut x = numbers(13, 40_000, 1.0);
+    x.extend(numbers(14, 3000, 60.0));
+    x.extend([0.0, -0.0, 0.625, -0.625, 1e4, -1e4, f32::INFINITY]);
+    for cap in [1.0_f32, 2.7, 30.0] {
+        let expected: Vec<f32> = x.iter().map(|x| cap * tanh(x / cap)).collect();
+        let capped = softcap(tensor(&x, [1, 1, x.len()]), f64::from(cap));
+        equal(&capped, &expected, &format!("{cap}"));
+    }
+    // A part of a tensor that others hold.
+    let whole = tensor(&x, [1, 1, x.len()]);
+    let part = whole.clone().slice_dim(2, 5..105);
+    let expected: Vec<f32> = x[5..105].iter().map(|x| 2.0 * tanh(x / 2.0)).collect();
+    equal(&softcap(part, 2.0), &expected, "a part");
+    equal(&whole, &x, "the whole is as it was");
 }
