@@ -47,20 +47,24 @@ fn families() -> [(&'static str, DecoderConfig); 5] {
     })
 }
 
-/// The digest of each family.
-const DIGESTS: [(&str, u64); 5] = [
-    ("llama", 0x625c_277c_168e_98ce),
-    ("qwen2", 0xe9e0_7e9e_307b_ddc8),
-    ("qwen3", 0xdf2a_8dab_14c8_581c),
-    ("gemma3", 0x9b0e_5416_5aff_d76f),
-    ("gemma3, final soft cap", 0x72b0_faf8_4fa8_1c3c),
+/// The digests of each family, in fused and in separate rounding.
+const DIGESTS: [(&str, u64, u64); 5] = [
+    ("llama", 0x625c_277c_168e_98ce, 0x7ef8_95b8_90bf_6078),
+    ("qwen2", 0xe9e0_7e9e_307b_ddc8, 0xa33d_0537_daaa_5ef0),
+    ("qwen3", 0xdf2a_8dab_14c8_581c, 0xd931_b38f_7807_e8d6),
+    ("gemma3", 0x9b0e_5416_5aff_d76f, 0x81a9_d8e2_cc75_2070),
+    (
+        "gemma3, final soft cap",
+        0x72b0_faf8_4fa8_1c3c,
+        0x905f_1d77_f9a3_7481,
+    ),
 ];
 
 #[test]
 fn the_document_shows_these_digests() {
     let document = include_str!("../../../docs/exactness.md");
-    for (name, digest) in DIGESTS {
-        let row = format!("| {name} | `{digest:016x}` |");
+    for (name, fused, separate) in DIGESTS {
+        let row = format!("| {name} | `{fused:016x}` | `{separate:016x}` |");
         assert!(document.lines().any(|line| line == row), "no line {row}");
     }
 }
@@ -116,19 +120,40 @@ fn check_level(lines: &[String], level: &str) {
 
 #[test]
 fn logits_have_the_bits_of_the_document() {
-    let expected = DIGESTS.map(|(name, digest)| format!("{name}: {digest:016x}"));
     for level in LEVELS {
         for threads in THREADS {
-            let variables = [("KV_DIRECT_SIMD", level), ("RAYON_NUM_THREADS", threads)];
-            let lines = lines("prints_the_digests_of_this_process", &variables);
-            check_level(&lines, level);
-            for line in &expected {
-                assert!(
-                    lines.contains(line),
-                    "{level}, {threads} threads: no {line} in {lines:#?}"
-                );
-            }
+            check_digests("fused", level, threads, |(_, fused, _)| fused);
         }
+    }
+}
+
+#[test]
+fn logits_have_the_bits_of_the_document_in_separate_rounding() {
+    for (level, threads) in LEVELS.into_iter().zip(["1", "2", "3"]) {
+        check_digests("separate", level, threads, |(_, _, separate)| separate);
+    }
+}
+
+/// Computes the digests in a process of this rounding, with these instructions and threads.
+fn check_digests(
+    rounding: &str,
+    level: &str,
+    threads: &str,
+    digest: impl Fn((&str, u64, u64)) -> u64,
+) {
+    let variables = [
+        ("KV_DIRECT_ROUNDING", rounding),
+        ("KV_DIRECT_SIMD", level),
+        ("RAYON_NUM_THREADS", threads),
+    ];
+    let lines = lines("prints_the_digests_of_this_process", &variables);
+    check_level(&lines, level);
+    for row in DIGESTS {
+        let line = format!("{}: {:016x}", row.0, digest(row));
+        assert!(
+            lines.contains(&line),
+            "{variables:?}: no {line} in {lines:#?}"
+        );
     }
 }
 

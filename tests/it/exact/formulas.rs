@@ -1,11 +1,11 @@
-//! The formulas of `docs/exactness.md`, as plain loops over `f32::mul_add`. The routines of `exact` have their bits.
+//! The formulas of `docs/exactness.md`, as plain loops. The routines of `exact` have their bits.
 
 mod attention;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kv_direct::exact::{Activation, Weight, gated, linear, rms_norm, rotate, softcap};
+use kv_direct::exact::{Activation, Rounding, Weight, gated, linear, rms_norm, rotate, softcap};
 
-use crate::support::{feed::bits, random::random};
+use crate::support::{feed::bits, process::again, random::random};
 
 fn tensor<const D: usize>(data: &[f32], shape: [usize; D]) -> Tensor<D> {
     Tensor::from_data(TensorData::new(data.to_vec(), shape), &Device::flex())
@@ -27,9 +27,26 @@ fn equal<const D: usize>(found: &Tensor<D>, expected: &[f32], what: &str) {
     }
 }
 
+/// `x · y + sum`, in the rounding of this process.
+fn fma(x: f32, y: f32, sum: f32) -> f32 {
+    match Rounding::current() {
+        Rounding::Separate => x * y + sum,
+        _ => x.mul_add(y, sum),
+    }
+}
+
+#[test]
+fn formulas_hold_in_separate_rounding() {
+    again(
+        module_path!(),
+        "separate_rounding",
+        &[("KV_DIRECT_ROUNDING", "separate")],
+    );
+}
+
 /// One chain of fused multiply-adds.
 fn chain(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
-    pairs.fold(0.0, |sum, (x, y)| f32::mul_add(x, y, sum))
+    pairs.fold(0.0, |sum, (x, y)| fma(x, y, sum))
 }
 
 /// 32 lanes, folded by halves.
@@ -45,9 +62,9 @@ fn fold(mut lanes: Vec<f32>) -> f32 {
 
 fn exp(x: f32) -> f32 {
     let x = x.max(-87.3);
-    let n = f32::mul_add(x, f32::from_bits(0x3fb8_aa3b), 12_582_912.0) - 12_582_912.0;
-    let r = f32::mul_add(n, -0.693_359_4, x);
-    let r = f32::mul_add(n, 2.121_944_4e-4, r);
+    let n = fma(x, f32::from_bits(0x3fb8_aa3b), 12_582_912.0) - 12_582_912.0;
+    let r = fma(n, -0.693_359_4, x);
+    let r = fma(n, 2.121_944_4e-4, r);
     let coefficients = [
         1.398_199_9e-3,
         8.333_452e-3,
@@ -57,8 +74,8 @@ fn exp(x: f32) -> f32 {
     ];
     let p = coefficients
         .into_iter()
-        .fold(1.987_569_2e-4, |p, c| f32::mul_add(p, r, c));
-    let p = f32::mul_add(p, r * r, r) + 1.0;
+        .fold(1.987_569_2e-4, |p, c| fma(p, r, c));
+    let p = fma(p, r * r, r) + 1.0;
     // A product with a power of two, which is exact.
     p * f32::from_bits(((n as i32 + 127) as u32) << 23)
 }
@@ -69,8 +86,8 @@ fn tanh(x: f32) -> f32 {
         let coefficients = [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
         let p = coefficients
             .into_iter()
-            .fold(-5.704_988_7e-3, |p, c| f32::mul_add(p, z, c));
-        f32::mul_add(p * z, x, x)
+            .fold(-5.704_988_7e-3, |p, c| fma(p, z, c));
+        fma(p * z, x, x)
     } else {
         let e = exp(-2.0 * x.abs());
         ((1.0 - e) / (1.0 + e)).copysign(x)
@@ -106,7 +123,7 @@ fn a_norm_sums_squares_in_32_lanes() {
             for row in x.chunks(width) {
                 let mut lanes = vec![0.0; 32];
                 for (i, x) in row.iter().enumerate() {
-                    lanes[i % 32] = f32::mul_add(*x, *x, lanes[i % 32]);
+                    lanes[i % 32] = fma(*x, *x, lanes[i % 32]);
                 }
                 let mean = fold(lanes) / width as f32;
                 let scale = 1.0 / (mean + epsilon as f32).sqrt();
@@ -140,8 +157,8 @@ fn a_rotation_is_a_product_and_a_fused_multiply_add() {
         for i in 0..half {
             let at = row % tokens * half + i;
             let (low, high) = (x[i], x[half + i]);
-            out[i] = f32::mul_add(low, cos[at], -(high * sin[at]));
-            out[half + i] = f32::mul_add(high, cos[at], low * sin[at]);
+            out[i] = fma(low, cos[at], -(high * sin[at]));
+            out[half + i] = fma(high, cos[at], low * sin[at]);
         }
     }
     let angles = |of: &[f32]| tensor(of, [1, 1, tokens, half]);
@@ -168,7 +185,7 @@ fn gates_are_made_of_the_polynomials() {
         x * (part / (1.0 + e))
     };
     let gelu = |x: f32| {
-        let inner = 0.797_884_6 * f32::mul_add(0.044_715, x * x * x, x);
+        let inner = 0.797_884_6 * fma(0.044_715, x * x * x, x);
         0.5 * x * (1.0 + tanh(inner))
     };
     let of = |activation: &dyn Fn(f32) -> f32| -> Vec<f32> {

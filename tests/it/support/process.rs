@@ -30,3 +30,17 @@ pub fn passes_alone(module: &str, test: &str) {
     );
     println!("{text}");
 }
+
+/// Runs the tests of a module again in a process with these variables, except those whose name contains `skipped`, and
+/// fails as they do.
+#[track_caller]
+pub fn again(module: &str, skipped: &str, variables: &[(&str, &str)]) {
+    let (_, module) = module.split_once("::").expect("a module of this crate");
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command.args([module, "--skip", skipped]);
+    let output = command.envs(variables.iter().copied()).output();
+    let output = output.expect("this program can be started");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{variables:?}: {text}");
+    assert!(!text.contains(" 0 passed"), "{variables:?}: no test ran");
+}

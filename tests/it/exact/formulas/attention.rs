@@ -11,7 +11,7 @@ use kv_direct::{
     positions::Positions,
 };
 
-use super::{chain, equal, exp, fold, numbers, tanh, tensor};
+use super::{chain, equal, exp, fma, fold, numbers, tanh, tensor};
 
 /// Some slots of one sequence.
 struct Part {
@@ -99,7 +99,7 @@ impl Case {
                     let factor = exp(block.max - max) / sum;
                     for (slot, weight) in &block.weights {
                         let total = &mut sums[(sequence * heads + head) * slots + slot];
-                        *total = f32::mul_add(*weight, factor, *total);
+                        *total = fma(*weight, factor, *total);
                         if token + rows >= count {
                             let row = token + rows - count;
                             let at = ((sequence * heads + head) * rows + row) * slots + slot;
@@ -152,7 +152,7 @@ impl Case {
                 let weight = exp(seen.score - max);
                 lanes[seen.number % 32] += weight;
                 for (mixed, value) in mixed.iter_mut().zip(seen.value) {
-                    *mixed = f32::mul_add(weight, *value, *mixed);
+                    *mixed = fma(weight, *value, *mixed);
                 }
                 weights.push((seen.slot, weight));
             }
@@ -245,9 +245,9 @@ fn merged(blocks: &[Block]) -> Option<(f32, f32, Vec<f32>)> {
     for block in blocks {
         let most = max.max(block.max);
         let (old, new) = (exp(max - most), exp(block.max - most));
-        (max, sum) = (most, f32::mul_add(block.sum, new, sum * old));
+        (max, sum) = (most, fma(block.sum, new, sum * old));
         for (mixed, value) in mixed.iter_mut().zip(&block.mixed) {
-            *mixed = f32::mul_add(*value, new, *mixed * old);
+            *mixed = fma(*value, new, *mixed * old);
         }
     }
     Some((max, sum, mixed))
