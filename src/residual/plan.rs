@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     cache::{CacheError, ModelShape},
-    exact::whole,
+    exact::{PANEL, whole},
     storage::newest_slots,
 };
 
@@ -49,9 +49,16 @@ pub struct Plan {
     chunk: usize,
 }
 
-/// Tokens of a chunk by default. From about 100 on, products of many rows run at full speed, and attention holds the
-/// scores of 128 queries at most.
+/// The most tokens of a chunk by default. From about 100 on, products of many rows run at full speed.
 const CHUNK: usize = 128;
+
+/// The chunk by default: in small models fewer tokens, so that their temporaries take no more than the weights of a
+/// block.
+fn default_chunk(shape: &ModelShape) -> usize {
+    let weights = shape.block_weights() * shape.dtype.size();
+    let tokens = weights / shape.block_scratch(1, 1, PANEL).max(1);
+    (tokens / PANEL * PANEL).clamp(PANEL, CHUNK)
+}
 
 /// The largest certified chunk: one tile of slots.
 const CANONICAL: usize = 64;
@@ -143,7 +150,7 @@ impl Plan {
             layers: layers.clone().map(retain).collect(),
             slides: layers.map(|layer| shape.slides(layer)).collect(),
             hot: 0,
-            chunk: CHUNK,
+            chunk: default_chunk(shape),
         }
     }
 
@@ -156,8 +163,9 @@ impl Plan {
         self
     }
 
-    /// Sets the chunk: how many tokens a replay processes at a time, from 1 to 4,096; 128 by default. Smaller chunks
-    /// need less memory for their scores and take longer. No bit depends on it.
+    /// Sets the chunk: how many tokens a replay processes at a time, from 1 to 4,096. The default is 128, and less in
+    /// models so small that the temporaries of 128 tokens would exceed the weights of a block. Smaller chunks need less
+    /// memory and take longer. No bit depends on it.
     #[must_use]
     pub const fn with_chunk(mut self, tokens: usize) -> Self {
         self.chunk = match tokens {

@@ -1,10 +1,14 @@
 //! Bytes and positions that a cache holds, by formula and by part.
 
+use std::path::Path;
+
+use burn::tensor::Device;
 use kv_direct::{
     cache::{CacheBackend, LayerIndex},
     exact::PANEL,
     model::{Decoder, DecoderConfig},
     policy::{FullKv, H2o, H2oConfig, Window},
+    pretrained,
 };
 
 use crate::support::{
@@ -12,6 +16,7 @@ use crate::support::{
     feed::feed,
     models::{random_decoder, sliding, tiny},
     random::tokens,
+    tokenizer_folder::TINY,
 };
 
 const LAYERS: usize = 3;
@@ -154,9 +159,9 @@ fn scratch_of_a_replay_depends_on_neither_layers_nor_hot_entries() {
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
     });
-    // A chunk's residual and its successor. The feed-forward layer, four times as wide, has the norm, gate and up, their
+    // A chunk of 32 tokens, as the model is small: its residual and its successor. The feed-forward layer, four times as wide, has the norm, gate and up, their
     // product, and that once more side by side: more than attention holds, which keeps no scores.
-    let block = 2 * 128 * HIDDEN * 4 + 128 * (HIDDEN + 4 * 4 * HIDDEN) * 4;
+    let block = 2 * 32 * HIDDEN * 4 + 32 * (HIDDEN + 4 * 4 * HIDDEN) * 4;
     // The residuals of 290 old tokens, which fill ten panels of one layer; 100 fill four.
     let residual = HIDDEN * 4;
     let [many, few] = [
@@ -164,6 +169,25 @@ fn scratch_of_a_replay_depends_on_neither_layers_nor_hot_entries() {
         100 * residual + 4 * PANEL * SLOT,
     ];
     assert_eq!(peaks, [many, many, few, few].map(|replay| replay + block));
+}
+
+/// The model of `examples/compare`, and its default sizes.
+#[test]
+fn a_replay_holds_less_than_the_full_cache_of_a_small_model() {
+    let decoder = pretrained::load(Path::new(TINY), &Device::flex()).expect("a model folder");
+    let decoder = decoder.decoder;
+    let peak = |cache: &mut dyn CacheBackend| {
+        feed(&decoder, cache, &tokens(1, 512)[..]);
+        let steps = (0..50).map(|_| {
+            feed(&decoder, cache, &[1][..]);
+            let report = cache.memory();
+            report.total() + report.scratch_peak
+        });
+        steps.max()
+    };
+    let full = peak(&mut FullKv::new(&decoder.shape()));
+    let rebuilt = peak(&mut residual(&decoder, 32, PlanKind::Tokens));
+    assert!(rebuilt < full, "{rebuilt:?} bytes, {full:?} in full");
 }
 
 #[test]
@@ -177,7 +201,7 @@ fn a_plan_of_residuals_holds_one_vector_a_token_and_layer() {
     assert_eq!(report.keys_values, 10 * 2 * TOKEN);
     assert_eq!(report.residuals, 71 * HIDDEN * LAYERS * 4);
     assert_eq!(report.tokens, 0);
-    let chunks = usize::next_multiple_of(71, 64);
+    let chunks = usize::next_multiple_of(71, 32);
     // Positions 61 to 70 are in two panels.
     let held = 2 * PANEL * (2 * TOKEN + LAYERS * POSITION) + chunks * HIDDEN * LAYERS * 4;
     assert_eq!(report.total(), held);
