@@ -29,6 +29,8 @@ mod kernels;
 mod layers;
 mod linear;
 mod norm;
+#[cfg(any(feature = "flex", feature = "model"))]
+mod numbers;
 mod observed;
 #[cfg(feature = "flex")]
 mod ops;
@@ -45,8 +47,6 @@ mod zeros;
 
 #[cfg(feature = "flex")]
 pub use self::kernels::{Rounding, SimdLevel};
-#[cfg(any(feature = "flex", feature = "model"))]
-pub(crate) use self::norm::Norm;
 #[cfg(feature = "flex")]
 pub(crate) use self::ops::write;
 pub use self::{
@@ -67,6 +67,8 @@ pub(crate) use self::{
     scratch::caches,
     weight::Packing,
 };
+#[cfg(any(feature = "flex", feature = "model"))]
+pub(crate) use self::{norm::Norm, numbers::Numbers};
 pub(crate) use self::{
     pool::in_pool,
     scratch::{attention_scratch, layers_scratch, owned},

@@ -18,6 +18,8 @@ use std::{fmt, ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Tensor};
 
+#[cfg(feature = "pretrained")]
+pub(crate) use self::source::WeightSource;
 use self::{
     attention::StepAt,
     block::Block,

@@ -6,7 +6,6 @@
 //! mathematics in a way that the crate does not implement is an error that names the field.
 
 mod check;
-mod decode;
 mod describe;
 mod error;
 mod family;
@@ -20,6 +19,7 @@ mod names;
 mod neutral;
 mod qwen;
 mod rope;
+mod source;
 mod warning;
 mod weights;
 mod windows;
@@ -28,7 +28,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 
-use self::{check::check, describe::Described, names::Names, weights::Weights};
+use self::{check::check, describe::Described, names::Names, source::Folder, weights::Weights};
 pub use self::{error::LoadError, warning::Warning};
 use crate::model::{BuildError, Decoder, DecoderConfig};
 
@@ -63,9 +63,8 @@ pub struct Loaded<'a> {
 /// what was found.
 ///
 /// # Cost
-/// Memory for the weights in f32 and, on top of them, for a few decoded rows and 16 MiB of one stored tensor. Files
-/// are memory-mapped while they are read and must not be changed meanwhile. On most systems, cutting one short ends
-/// the process.
+/// Memory for the weights and, on top of them, for 16 MiB of one stored tensor. Files are memory-mapped while they are
+/// read and must not be changed meanwhile. On most systems, cutting one short ends the process.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -90,7 +89,7 @@ pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Pretrained, LoadEr
 pub fn load_with_progress(
     dir: impl AsRef<Path>,
     device: &Device,
-    mut progress: impl FnMut(Loaded<'_>),
+    progress: impl FnMut(Loaded<'_>),
 ) -> Result<Pretrained, LoadError> {
     let dir = dir.as_ref();
     let described = Described::read(dir)?;
@@ -117,36 +116,20 @@ pub fn load_with_progress(
         warnings.push(Warning::HeadIgnored { tensor });
     }
 
-    let mut bytes = 0;
-    let mut report = |tensor: &str| {
-        bytes += weights.stored_bytes(tensor);
-        progress(Loaded {
-            tensor,
-            bytes,
-            total,
-        });
+    let source = Folder {
+        weights: &weights,
+        names: &names,
+        bytes: 0,
+        total,
+        progress,
     };
-    // A tensor is loaded when the next one is requested, or when all are.
-    let mut last: Option<String> = None;
-    let stored = |neutral: &str| weights.dtype(&names.tensor(neutral));
-    let decoder = Decoder::from_stored_weights(config, device, stored, |neutral, _| {
-        let tensor = names.tensor(neutral);
-        let data = weights.read(&tensor);
-        if let Some(last) = last.replace(tensor) {
-            report(&last);
-        }
-        data
-    })
-    .map_err(|error| match error {
+    let decoder = Decoder::from_source(config, device, source).map_err(|error| match error {
         BuildError::Weight { source, .. } => source,
         error => LoadError::Build {
             dir: dir.into(),
             source: Box::new(error),
         },
     })?;
-    if let Some(last) = last {
-        report(&last);
-    }
     Ok(Pretrained {
         decoder,
         eos: described.eos,

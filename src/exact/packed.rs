@@ -3,10 +3,11 @@
 use std::fmt;
 
 use burn::tensor::{DType, bf16, f16};
+use bytemuck::allocation::zeroed_vec;
 
 use super::{
-    PANEL,
-    kernels::{self, Format, Place},
+    Numbers, PANEL,
+    kernels::{self, Format, Place, threads},
 };
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
@@ -32,20 +33,29 @@ impl Packed {
             width,
             out,
             panels: match dtype {
-                DType::BF16 => Panels::Bf16(vec![[bf16::ZERO; PANEL]; blocks]),
-                DType::F16 => Panels::F16(vec![[f16::ZERO; PANEL]; blocks]),
-                _ => Panels::F32(vec![[0.0; PANEL]; blocks]),
+                DType::BF16 => Panels::Bf16(zeroed_vec(blocks)),
+                DType::F16 => Panels::F16(zeroed_vec(blocks)),
+                _ => Panels::F32(zeroed_vec(blocks)),
             },
         }
     }
 
     /// Writes consecutive columns from `first` on, each `width` numbers of `columns`, rounded to the stored format.
-    pub(super) fn set_columns(&mut self, first: usize, columns: &[f32]) {
-        let width = self.width;
-        match &mut self.panels {
-            Panels::F32(panels) => set(panels, width, first, columns, |x| x),
-            Panels::Bf16(panels) => set(panels, width, first, columns, bf16::from_f32),
-            Panels::F16(panels) => set(panels, width, first, columns, f16::from_f32),
+    pub(super) fn set_columns(&mut self, first: usize, columns: Numbers<'_>) {
+        let at = (self.width, first);
+        match (&mut self.panels, columns) {
+            (Panels::F32(panels), Numbers::F32(columns)) => {
+                set(panels, at, columns, f32::from_le_bytes);
+            }
+            (Panels::Bf16(panels), Numbers::Bf16(columns)) => {
+                set(panels, at, columns, bf16::from_le_bytes);
+            }
+            (Panels::F16(panels), Numbers::F16(columns)) => {
+                set(panels, at, columns, f16::from_le_bytes);
+            }
+            (Panels::F32(panels), columns) => set(panels, at, &columns.floats(), |x| x),
+            (Panels::Bf16(panels), columns) => set(panels, at, &columns.floats(), bf16::from_f32),
+            (Panels::F16(panels), columns) => set(panels, at, &columns.floats(), f16::from_f32),
         }
     }
 
@@ -109,18 +119,69 @@ impl fmt::Debug for Packed {
     }
 }
 
-fn set<T: Copy>(
+/// Writes columns of `width` numbers from `first` on. Threads share out the panels.
+fn set<T: Send, S: Copy + Sync>(
     panels: &mut [[T; PANEL]],
-    width: usize,
-    first: usize,
-    columns: &[f32],
-    narrow: impl Fn(f32) -> T,
+    (width, first): (usize, usize),
+    columns: &[S],
+    convert: impl Fn(S) -> T + Sync,
 ) {
-    for (index, values) in columns.chunks_exact(width).enumerate() {
-        let column = first + index;
-        let panel = &mut panels[column / PANEL * width..][..width];
-        for (row, value) in panel.iter_mut().zip(values) {
-            row[column % PANEL] = narrow(*value);
+    if columns.is_empty() {
+        return;
+    }
+    let (start, end) = (first / PANEL, first + columns.len() / width);
+    let write = |index: usize, panel: &mut [[T; PANEL]]| {
+        let left = (start + index) * PANEL;
+        for column in first.max(left)..end.min(left + PANEL) {
+            let values = &columns[(column - first) * width..][..width];
+            for (row, value) in panel.iter_mut().zip(values) {
+                row[column - left] = convert(*value);
+            }
+        }
+    };
+    let panels = &mut panels[start * width..end.div_ceil(PANEL) * width];
+    if panels.len() == width {
+        write(0, panels);
+    } else {
+        threads::chunks(panels, width, write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_where_they_belong_whatever_they_are_stored_as() {
+        let [width, out] = [70, 203];
+        // Small integers, which every dtype holds.
+        let number = |at: usize| (at * 7) as f32 % 251.0 - 125.0;
+        let columns: Vec<f32> = (0..width * out).map(number).collect();
+        let wide: Vec<_> = columns.iter().map(|x| x.to_le_bytes()).collect();
+        let bf16s = columns.iter().map(|&x| bf16::from_f32(x).to_le_bytes());
+        let bf16s: Vec<_> = bf16s.collect();
+        let f16s = columns.iter().map(|&x| f16::from_f32(x).to_le_bytes());
+        let f16s: Vec<_> = f16s.collect();
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            for stored in 0..4 {
+                let mut packed = Packed::zeros([width, out], dtype);
+                // Parts that begin and end within panels.
+                for (from, to) in [(0, 5), (5, 40), (40, 160), (160, 203)] {
+                    let part = from * width..to * width;
+                    let part = match stored {
+                        0 => Numbers::Floats(&columns[part]),
+                        1 => Numbers::F32(&wide[part]),
+                        2 => Numbers::Bf16(&bf16s[part]),
+                        _ => Numbers::F16(&f16s[part]),
+                    };
+                    packed.set_columns(from, part);
+                }
+                let mut found = vec![0.0; width];
+                for (index, column) in columns.chunks(width).enumerate() {
+                    packed.column(index, &mut found);
+                    assert_eq!(found, column, "{stored} as {dtype:?}, column {index}");
+                }
+            }
         }
     }
 }

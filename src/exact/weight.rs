@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+#[cfg(any(feature = "flex", feature = "model"))]
+use super::Numbers;
 #[cfg(feature = "flex")]
 use super::{owned, packed::Packed};
 
@@ -48,7 +50,7 @@ impl Weight {
                     .slice_dim(1, first..(first + COLUMNS).min(out));
                 let columns = part.transpose().into_data().convert::<f32>();
                 let columns = columns.try_into_vec().expect("converted to f32");
-                packing.set_columns(first, &columns);
+                packing.set_columns(first, Numbers::Floats(&columns));
             }
             return packing.finish();
         }
@@ -162,7 +164,7 @@ impl Packing {
     }
 
     /// Writes consecutive columns from `first` on, one after another in `columns`.
-    pub(crate) fn set_columns(&mut self, first: usize, columns: &[f32]) {
+    pub(crate) fn set_columns(&mut self, first: usize, columns: Numbers<'_>) {
         match self {
             #[cfg(feature = "flex")]
             Self::Packed(packed) => packed.set_columns(first, columns),
@@ -171,6 +173,7 @@ impl Packing {
                 dims: [width, out],
                 ..
             } => {
+                let columns = columns.floats();
                 let count = columns.len() / *width;
                 for (row, to) in data.chunks_exact_mut(*out).enumerate() {
                     let from = columns[row..].iter().step_by(*width);

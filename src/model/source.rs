@@ -1,39 +1,44 @@
-//! Reads weights from their source into the layout of the layers, a few rows of a matrix at a time. No weight is ever
+//! Reads weights from their source into the layout of the layers, some rows of a matrix at a time. No weight is ever
 //! held twice.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::BuildError;
-use crate::exact::{Packing, Weight};
+use crate::exact::{Numbers, Packing, Weight};
 
-/// Where a decoder's weights come from, and the device they go to.
-pub(super) struct Source<'a, F> {
-    weights: F,
-    stored: &'a dyn Fn(&str) -> DType,
-    device: &'a Device,
+/// Where a decoder's weights come from.
+pub(crate) trait WeightSource {
+    type Error: std::error::Error + 'static;
+
+    /// The dtype in which a weight is stored.
+    fn dtype(&self, name: &str) -> DType;
+
+    /// Passes the rows of a weight to `take`, in order. Every call receives some rows and the index of the first.
+    fn rows(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        take: impl FnMut(usize, Numbers<'_>),
+    ) -> Result<(), BuildError<Self::Error>>;
 }
 
-impl<'a, F, I, E> Source<'a, F>
-where
-    F: FnMut(&str, &[usize]) -> Result<I, E>,
-    I: IntoIterator<Item = f32>,
-    E: std::error::Error + 'static,
-{
-    /// `stored` is the dtype of each weight in its source.
-    pub(super) fn new(weights: F, stored: &'a dyn Fn(&str) -> DType, device: &'a Device) -> Self {
-        Self {
-            weights,
-            stored,
-            device,
-        }
-    }
+/// A source, and the device to which its weights go.
+pub(super) struct Source<'a, S> {
+    pub(super) weights: S,
+    pub(super) device: &'a Device,
+}
 
+impl<S: WeightSource> Source<'_, S> {
     /// Reads vectors and joins them.
-    pub(super) fn vector(&mut self, parts: &[(String, usize)]) -> Result<Tensor<1>, BuildError<E>> {
+    pub(super) fn vector(
+        &mut self,
+        parts: &[(String, usize)],
+    ) -> Result<Tensor<1>, BuildError<S::Error>> {
         let total = parts.iter().map(|(_, length)| length).sum();
         let mut data = Vec::with_capacity(total);
         for (name, length) in parts {
-            self.rows(name, &[*length], 1, |_, row| data.extend_from_slice(row))?;
+            let take = |_, part: Numbers<'_>| data.extend_from_slice(&part.floats());
+            self.weights.rows(name, &[*length], take)?;
         }
         Ok(tensor(data, [total], self.device))
     }
@@ -44,9 +49,9 @@ where
         &mut self,
         parts: &[(String, usize)],
         width: usize,
-    ) -> Result<Weight, BuildError<E>> {
+    ) -> Result<Weight, BuildError<S::Error>> {
         let total: usize = parts.iter().map(|(_, out)| out).sum();
-        let mut dtypes = parts.iter().map(|(name, _)| (self.stored)(name));
+        let mut dtypes = parts.iter().map(|(name, _)| self.weights.dtype(name));
         let first = dtypes.next().unwrap_or(DType::F32);
         let dtype = match dtypes.all(|dtype| dtype == first) {
             true => first,
@@ -55,22 +60,39 @@ where
         let mut packing = Packing::new([width, total], dtype, self.device);
         let mut left = 0;
         for (name, out) in parts {
-            self.rows(name, &[*out, width], width, |first, rows| {
+            self.weights.rows(name, &[*out, width], |first, rows| {
                 packing.set_columns(left + first, rows);
             })?;
             left += out;
         }
         Ok(packing.finish())
     }
+}
 
-    /// Passes the rows of a weight to `take`, each `width` elements long. Every call receives a few rows and the
-    /// index of the first.
+/// Weights that a function returns as iterators over their elements.
+pub(super) struct Iterators<F, D> {
+    pub(super) weights: F,
+    pub(super) stored: D,
+}
+
+impl<F, D, I, E> WeightSource for Iterators<F, D>
+where
+    F: FnMut(&str, &[usize]) -> Result<I, E>,
+    D: Fn(&str) -> DType,
+    I: IntoIterator<Item = f32>,
+    E: std::error::Error + 'static,
+{
+    type Error = E;
+
+    fn dtype(&self, name: &str) -> DType {
+        (self.stored)(name)
+    }
+
     fn rows(
         &mut self,
         name: &str,
         shape: &[usize],
-        width: usize,
-        mut take: impl FnMut(usize, &[f32]),
+        mut take: impl FnMut(usize, Numbers<'_>),
     ) -> Result<(), BuildError<E>> {
         let elements = (self.weights)(name, shape).map_err(|source| BuildError::Weight {
             name: name.into(),
@@ -83,6 +105,7 @@ where
             found,
         };
         let total: usize = shape.iter().product();
+        let width: usize = shape[1..].iter().product();
         let mut buffer = vec![0.0; (ROWS * width).min(total)];
         for from in (0..total).step_by(buffer.len()) {
             let wanted = buffer.len().min(total - from);
@@ -95,7 +118,7 @@ where
             if found < wanted {
                 return Err(wrong(from + found));
             }
-            take(from / width, &buffer[..wanted]);
+            take(from / width, Numbers::Floats(&buffer[..wanted]));
         }
         match elements.next() {
             None => Ok(()),

@@ -9,7 +9,7 @@ use super::{
     attention::Attention,
     block::{Block, FeedForward},
     rope::RopeTable,
-    source::Source,
+    source::{Iterators, Source, WeightSource},
 };
 use crate::exact::{AttentionParams, Linear, Norm};
 
@@ -110,8 +110,17 @@ impl Decoder {
         E: std::error::Error + 'static,
         I: IntoIterator<Item = f32>,
     {
+        Self::from_source(config, device, Iterators { weights, stored })
+    }
+
+    /// Builds a decoder from a source of weights.
+    pub(crate) fn from_source<S: WeightSource>(
+        config: DecoderConfig,
+        device: &Device,
+        weights: S,
+    ) -> Result<Self, BuildError<S::Error>> {
         config.validate()?;
-        let mut source = Source::new(weights, &stored, device);
+        let mut source = Source { weights, device };
         let hidden = config.hidden;
         let mut columns = |name: &str| source.weight(&[(name.into(), config.vocab)], hidden);
         let embedding = columns("embedding")?;
@@ -172,25 +181,20 @@ fn attention_params(config: &DecoderConfig, window: Option<NonZeroUsize>) -> Att
 }
 
 /// The weights of one block.
-struct Parts<'s, 'a, F> {
-    source: &'s mut Source<'a, F>,
+struct Parts<'s, 'a, S> {
+    source: &'s mut Source<'a, S>,
     layer: usize,
     /// The shapes by neutral name, without the biases and norms that the configuration lacks.
     shapes: &'s [(&'static str, Vec<usize>)],
 }
 
-impl<F, I, E> Parts<'_, '_, F>
-where
-    F: FnMut(&str, &[usize]) -> Result<I, E>,
-    I: IntoIterator<Item = f32>,
-    E: std::error::Error + 'static,
-{
+impl<S: WeightSource> Parts<'_, '_, S> {
     fn block(
         &mut self,
         config: &DecoderConfig,
         table: usize,
         window: Option<NonZeroUsize>,
-    ) -> Result<Block, BuildError<E>> {
+    ) -> Result<Block, BuildError<S::Error>> {
         let always = "the configuration lists this norm for every block";
         Ok(Block {
             attention: Attention {
@@ -214,13 +218,17 @@ where
         })
     }
 
-    fn norm(&mut self, name: &str, config: &DecoderConfig) -> Result<Option<Norm>, BuildError<E>> {
+    fn norm(
+        &mut self,
+        name: &str,
+        config: &DecoderConfig,
+    ) -> Result<Option<Norm>, BuildError<S::Error>> {
         let weight = self.vector(&[name.to_owned()])?;
         Ok(weight.map(|weight| norm(weight, config)))
     }
 
     /// Linear layers with the same input, side by side.
-    fn linear(&mut self, names: &[&str]) -> Result<Linear, BuildError<E>> {
+    fn linear(&mut self, names: &[&str]) -> Result<Linear, BuildError<S::Error>> {
         let shape = |name: &&str| self.shape(name).expect("every block has its linear layers");
         let width = shape(&names[0])[1];
         let parts: Vec<_> = names
@@ -236,7 +244,7 @@ where
     }
 
     /// Vectors, joined; `None` if the configuration has none of them.
-    fn vector(&mut self, names: &[String]) -> Result<Option<Tensor<1>>, BuildError<E>> {
+    fn vector(&mut self, names: &[String]) -> Result<Option<Tensor<1>>, BuildError<S::Error>> {
         let parts: Vec<_> = names
             .iter()
             .filter_map(|name| Some((self.full(name), self.shape(name)?[0])))

@@ -1,4 +1,4 @@
-//! Safetensors files of a model folder: where each tensor is stored, and how one is read as f32.
+//! Safetensors files of a model folder: where each tensor is stored, and how one is read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,11 +6,15 @@ use std::{
 };
 
 use burn::tensor::DType;
+use memmap2::Mmap;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde::Deserialize;
 
-use super::{LoadError, decode, header, json, mapped};
-use crate::files;
+use super::{LoadError, header, json, mapped};
+use crate::{
+    exact::{Numbers, PANEL},
+    files,
+};
 
 /// All tensors of a folder, by name.
 #[derive(Debug)]
@@ -155,8 +159,11 @@ impl Weights {
         if self.check(other, shape).is_err() {
             return Ok(false);
         }
-        let bits = |name| Ok::<_, LoadError>(self.read(name)?.map(f32::to_bits));
-        Ok(bits(one)?.eq(bits(other)?))
+        let dtypes = [one, other].map(|name| self.dtype(name));
+        let ((_, ones), (_, others)) = (self.pieces(one)?, self.pieces(other)?);
+        Ok(ones.into_iter().zip(others).all(|(one, other)| {
+            Numbers::stored(&one, dtypes[0]).same(Numbers::stored(&other, dtypes[1]))
+        }))
     }
 
     /// Checks that `name` is stored in a float dtype and has `shape`, without reading its data.
@@ -184,19 +191,40 @@ impl Weights {
         }
     }
 
-    /// The tensor's elements in f32, decoded lazily. The tensor must exist and be [`check`](Self::check)ed.
-    pub(super) fn read(&self, name: &str) -> Result<impl Iterator<Item = f32> + use<>, LoadError> {
+    /// Passes the rows of a tensor to `take`, in order, some at a time, with the index of the first. The tensor must
+    /// exist and be [`check`](Self::check)ed.
+    pub(super) fn rows(
+        &self,
+        name: &str,
+        mut take: impl FnMut(usize, Numbers<'_>),
+    ) -> Result<(), LoadError> {
+        let (rows, pieces) = self.pieces(name)?;
+        for (index, piece) in pieces.into_iter().enumerate() {
+            take(index * rows, Numbers::stored(&piece, self.dtype(name)));
+        }
+        Ok(())
+    }
+
+    /// A tensor, mapped in pieces of whole rows, and the number of rows of a piece.
+    fn pieces(&self, name: &str) -> Result<(usize, Vec<Mmap>), LoadError> {
         let Stored { file, at, info } = &self.tensors[name];
         let path = &self.files[*file];
         let (from, to) = info.data_offsets;
-        let pieces = files::open(path).and_then(|file| mapped::pieces(&file, *at, to - from));
+        let count = info.shape.first().map_or(1, |&rows| rows.max(1));
+        let width: usize = info.shape.iter().skip(1).product();
+        let rows = (PIECE / (PANEL * width.max(1))).max(1) * PANEL;
+        let bytes = (rows * ((to - from) / count)).max(1);
+        let pieces = files::open(path);
+        let pieces = pieces.and_then(|file| mapped::pieces(&file, *at, to - from, bytes));
         let pieces = pieces.map_err(|source| LoadError::Io {
             path: path.clone(),
             source,
         })?;
-        Ok(decode::floats(pieces, info.dtype))
+        Ok((rows, pieces))
     }
 }
 
+/// Numbers of a piece: enough for few system calls, few enough to be negligible beside the weights.
+const PIECE: usize = 1 << 22;
 /// Enough for a hundred thousand tensors.
 const LARGEST_INDEX: u64 = 64 << 20;
