@@ -12,8 +12,8 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
     /// Rows of the reduction in a block.
     const ROWS: usize;
 
-    /// Whether widening costs: then a block of a panel is widened once for all rows that it multiplies.
-    const NARROW: bool = true;
+    /// The most groups of rows of which each widens the weights anew. Those of more groups are widened once for all.
+    const GROUPS: usize;
 
     /// The weights of one row, exactly as f32.
     fn widen(&self, row: usize) -> [f32; PANEL];
@@ -21,7 +21,7 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
 
 impl Format for [f32; PANEL] {
     const ROWS: usize = 1;
-    const NARROW: bool = false;
+    const GROUPS: usize = usize::MAX;
 
     #[inline(always)]
     fn widen(&self, _: usize) -> [f32; PANEL] {
@@ -31,6 +31,7 @@ impl Format for [f32; PANEL] {
 
 impl Format for [bf16; PANEL] {
     const ROWS: usize = 1;
+    const GROUPS: usize = 8;
 
     #[inline(always)]
     fn widen(&self, _: usize) -> [f32; PANEL] {
@@ -44,6 +45,7 @@ impl Format for [bf16; PANEL] {
 
 impl Format for [f16; PANEL] {
     const ROWS: usize = 1;
+    const GROUPS: usize = 1;
 
     #[inline(always)]
     fn widen(&self, _: usize) -> [f32; PANEL] {

@@ -23,24 +23,22 @@ pub(crate) fn linear<F: Format>(
     place: Place,
     parts: usize,
 ) {
-    let Place { columns, left, .. } = place;
+    let Place {
+        columns,
+        stride,
+        left,
+    } = place;
     if width == 0 || columns == 0 || out.is_empty() {
         out.fill(0.0);
         return;
     }
-    let simd = SimdLevel::current();
-    let rows = x.len() / width;
-    let parts = match rows * width * columns < WORTH_A_THREAD {
+    let parts = match x.len() * columns < WORTH_A_THREAD {
         true => 1,
         false => parts,
     };
-    if rows == 1 {
-        one(simd, x, panels, &mut out[left..left + columns], parts);
-    } else if parts > 1 && columns > PANEL {
-        few(simd, x, width, panels, out, place, parts);
-    } else {
-        many(simd, x, width, panels, out, place);
-    }
+    let rows = out.chunks_exact_mut(stride);
+    let rows = rows.map(|row| &mut row[left..left + columns]).collect();
+    shared(SimdLevel::current(), x, panels, rows, parts);
 }
 
 /// Multiply-adds from which waking a thread costs less than it saves.
@@ -48,92 +46,55 @@ const WORTH_A_THREAD: usize = 1 << 17;
 /// Rows of the reduction in a block: a panel's share fits the first-level cache.
 const BLOCK: usize = 128;
 
-/// One row, in as many contiguous shares of the weight as there are threads.
-fn one<F: Format>(simd: SimdLevel, x: &[f32], panels: &[F], out: &mut [f32], parts: usize) {
-    let count = out.len().div_ceil(PANEL);
+/// In as many contiguous shares of the weight as there are threads.
+fn shared<F: Format>(
+    simd: SimdLevel,
+    x: &[f32],
+    panels: &[F],
+    mut rows: Vec<&mut [f32]>,
+    parts: usize,
+) {
+    let count = rows[0].len().div_ceil(PANEL);
     if parts <= 1 || count <= 1 {
-        simd.run(Row { x, panels, out });
-        return;
+        return all(simd, x, panels, &mut rows);
     }
     let left = (count * (parts / 2) / parts).max(1);
-    let (out_left, out_right) = out.split_at_mut(left * PANEL);
-    let (panels_left, panels_right) = panels.split_at(left * x.len() / F::ROWS);
+    let (panels_left, panels_right) = panels.split_at(panels.len() / count * left);
+    let rows = rows.into_iter().map(|row| row.split_at_mut(left * PANEL));
+    let (rows_left, rows_right) = rows.unzip();
     threads::join(
-        || one(simd, x, panels_left, out_left, parts / 2),
-        || one(simd, x, panels_right, out_right, parts - parts / 2),
+        || shared(simd, x, panels_left, rows_left, parts / 2),
+        || shared(simd, x, panels_right, rows_right, parts - parts / 2),
     );
 }
 
-/// A few rows: threads share the columns.
-fn few<F: Format>(
-    simd: SimdLevel,
-    x: &[f32],
-    width: usize,
-    panels: &[F],
-    out: &mut [f32],
-    place: Place,
-    parts: usize,
-) {
-    let Place {
-        columns,
-        stride,
-        left,
-    } = place;
-    let rows = x.len() / width;
-    let share = columns.div_ceil(PANEL).div_ceil(parts) * PANEL;
-    let mut shares: Vec<Vec<f32>> = (0..columns)
-        .step_by(share)
-        .map(|from| vec![0.0; rows * share.min(columns - from)])
-        .collect();
-    threads::chunks(&mut shares, 1, |index, out| {
-        let from = index * share / PANEL * width / F::ROWS;
-        let columns = out[0].len() / rows;
-        let place = Place {
-            columns,
-            stride: columns,
-            left: 0,
-        };
-        many(simd, x, width, &panels[from..], &mut out[0], place);
-    });
-    for (index, part) in shares.iter().enumerate() {
-        let wide = part.len() / rows;
-        for (to, from) in out.chunks_exact_mut(stride).zip(part.chunks_exact(wide)) {
-            to[left + index * share..][..wide].copy_from_slice(from);
-        }
-    }
-}
-
-/// All columns for the rows of `x`, on this thread, in the tile that suits vectors and rows.
-fn many<F: Format>(
-    simd: SimdLevel,
-    x: &[f32],
-    width: usize,
-    panels: &[F],
-    out: &mut [f32],
-    place: Place,
-) {
-    let rows = x.len() / width;
+/// All columns on this thread, in the tile that suits vectors and rows.
+fn all<F: Format>(simd: SimdLevel, x: &[f32], panels: &[F], out: &mut [&mut [f32]]) {
+    let width = x.len() / out.len();
     macro_rules! tile {
         ($rows:literal, $lanes:literal) => {{
             let x = &packed::<$rows>(x, width);
-            simd.run(Rows::<F, $rows, $lanes> {
+            simd.run(Rows::<'_, '_, F, $rows, $lanes> {
                 x,
                 width,
                 panels,
-                place,
                 out,
             })
         }};
     }
-    match (simd, rows) {
-        (_, 1) => {
-            let out = &mut out[place.left..place.left + place.columns];
-            simd.run(Row { x, panels, out });
-        }
-        (_, 2) => tile!(2, 16),
-        (_, 3) => tile!(3, 16),
+    match (simd, out.len()) {
+        (_, 1) => simd.run(Row {
+            x,
+            panels,
+            out: &mut *out[0],
+        }),
+        (_, 2) => tile!(2, 32),
+        (_, 3) => tile!(3, 32),
         (_, 4) => tile!(4, 16),
         (SimdLevel::Avx512, 12..) => tile!(12, 32),
+        (SimdLevel::Avx512, _) => tile!(6, 16),
+        // Six rows at a time would compute with too many zeros.
+        (_, 7 | 8 | 13..=16) => tile!(4, 16),
         _ => tile!(6, 16),
     }
 }
@@ -165,36 +126,61 @@ impl<F: Format> Kernel for Row<'_, F> {
     #[inline(always)]
     fn call<M: MulAdd>(self) {
         let (x, _) = self.x.as_chunks::<1>();
-        let panels = self.panels.chunks_exact(x.len() / F::ROWS);
-        for (panel, out) in panels.zip(self.out.chunks_mut(PANEL)) {
-            let mut sums = [[0.0; PANEL]];
-            add::<M, F, 1, PANEL>(x, panel, 0, &mut sums);
-            out.copy_from_slice(&sums[0][..out.len()]);
+        let size = x.len() / F::ROWS;
+        let pairs = self.panels.chunks(2 * size);
+        for (pair, out) in pairs.zip(self.out.chunks_mut(2 * PANEL)) {
+            let (one, other) = pair.split_at(size);
+            let mut sums = [[0.0; PANEL]; 2];
+            if other.is_empty() {
+                let mut alone = [[0.0; PANEL]];
+                add::<M, F, 1, PANEL>(x, one, 0, &mut alone);
+                sums[0] = alone[0];
+            } else {
+                add_both::<M, _>(self.x, one, other, &mut sums);
+            }
+            out.copy_from_slice(&sums.as_flattened()[..out.len()]);
         }
     }
 }
 
+/// Continues the chains of one row in two panels, independent of one another.
+#[inline(always)]
+fn add_both<M: MulAdd, F: Format>(x: &[f32], one: &[F], other: &[F], sums: &mut [[f32; PANEL]; 2]) {
+    let [mut left, mut right] = *sums;
+    for ((x, one), other) in x.chunks_exact(F::ROWS).zip(one).zip(other) {
+        for (row, x) in x.iter().enumerate() {
+            let (one, other) = (one.widen(row), other.widen(row));
+            for j in 0..PANEL {
+                left[j] = M::mul_add(*x, one[j], left[j]);
+            }
+            for j in 0..PANEL {
+                right[j] = M::mul_add(*x, other[j], right[j]);
+            }
+        }
+    }
+    *sums = [left, right];
+}
+
 /// Groups of `R` rows times every panel, `LANES` columns at a time.
-struct Rows<'a, F, const R: usize, const LANES: usize> {
+struct Rows<'a, 'b, F, const R: usize, const LANES: usize> {
     /// `[rows / R, width]`
     x: &'a [[f32; R]],
     width: usize,
     panels: &'a [F],
-    place: Place,
-    out: &'a mut [f32],
+    out: &'a mut [&'b mut [f32]],
 }
 
-impl<F: Format, const R: usize, const LANES: usize> Kernel for Rows<'_, F, R, LANES> {
+impl<F: Format, const R: usize, const LANES: usize> Kernel for Rows<'_, '_, F, R, LANES> {
     type Output = ();
 
     #[inline(always)]
     fn call<M: MulAdd>(self) {
-        let (width, place) = (self.width, self.place);
+        let (width, columns) = (self.width, self.out[0].len());
         let mut sums = vec![[[0.0; PANEL]; R]; self.x.len() / width];
         let mut wide = [[0.0; PANEL]; BLOCK];
-        let widens = F::NARROW && sums.len() > 1;
+        let widens = sums.len() > F::GROUPS;
         let panels = self.panels.chunks_exact(width / F::ROWS);
-        for (panel, left) in panels.zip((0..place.columns).step_by(PANEL)) {
+        for (panel, left) in panels.zip((0..columns).step_by(PANEL)) {
             sums.fill([[0.0; PANEL]; R]);
             for from in (0..width).step_by(BLOCK) {
                 let to = (from + BLOCK).min(width);
@@ -221,10 +207,9 @@ impl<F: Format, const R: usize, const LANES: usize> Kernel for Rows<'_, F, R, LA
                     }
                 }
             }
-            let count = PANEL.min(place.columns - left);
-            let rows = self.out.chunks_exact_mut(place.stride);
-            for (out, sums) in rows.zip(sums.as_flattened()) {
-                out[place.left + left..][..count].copy_from_slice(&sums[..count]);
+            let count = PANEL.min(columns - left);
+            for (out, sums) in self.out.iter_mut().zip(sums.as_flattened()) {
+                out[left..][..count].copy_from_slice(&sums[..count]);
             }
         }
     }

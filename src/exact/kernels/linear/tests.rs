@@ -16,16 +16,18 @@ fn numbers(seed: u32) -> impl Iterator<Item = f32> {
     })
 }
 
-/// The bits of all rows, `at_once` of them in each call.
-fn bits<F: Format>(level: SimdLevel, panels: &[F], x: &[f32], at_once: usize) -> Vec<u32> {
-    let place = Place {
-        columns: COLUMNS,
-        stride: COLUMNS + 3,
-        left: 2,
-    };
+/// The bits of all rows, `at_once` of them in each call, in `parts` shares.
+fn bits<F: Format>(
+    level: SimdLevel,
+    panels: &[F],
+    x: &[f32],
+    at_once: usize,
+    parts: usize,
+) -> Vec<u32> {
     let calls = x.chunks(at_once * WIDTH).flat_map(|x| {
-        let mut out = vec![0.0; x.len() / WIDTH * place.stride];
-        many(level, x, WIDTH, panels, &mut out, place);
+        let mut out = vec![0.0; x.len() / WIDTH * COLUMNS];
+        let rows = out.chunks_exact_mut(COLUMNS).collect();
+        shared(level, x, panels, rows, parts);
         out
     });
     calls.map(f32::to_bits).collect()
@@ -33,11 +35,13 @@ fn bits<F: Format>(level: SimdLevel, panels: &[F], x: &[f32], at_once: usize) ->
 
 fn compare<F: Format>(panels: &[F]) {
     let x: Vec<f32> = numbers(1).take(27 * WIDTH).collect();
-    let expected = bits(SimdLevel::Scalar, panels, &x, 1);
+    let expected = bits(SimdLevel::Scalar, panels, &x, 1, 1);
     for level in [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512] {
-        for at_once in [1, 2, 3, 4, 5, 12, 27] {
-            let found = bits(level, panels, &x, at_once);
-            assert!(found == expected, "{level}, {at_once} rows at once");
+        for at_once in [1, 2, 3, 4, 5, 8, 12, 16, 27] {
+            for parts in [1, 2, 3] {
+                let found = bits(level, panels, &x, at_once, parts);
+                assert!(found == expected, "{level}, {at_once} rows, {parts} shares");
+            }
         }
     }
 }
