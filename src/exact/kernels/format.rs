@@ -31,7 +31,7 @@ impl Format for [f32; PANEL] {
 
 impl Format for [bf16; PANEL] {
     const ROWS: usize = 1;
-    const GROUPS: usize = 8;
+    const GROUPS: usize = 4;
 
     #[inline(always)]
     fn widen(&self, _: usize) -> [f32; PANEL] {

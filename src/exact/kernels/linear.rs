@@ -46,7 +46,7 @@ const WORTH_A_THREAD: usize = 1 << 17;
 /// Rows of the reduction in a block: a panel's share fits the first-level cache.
 const BLOCK: usize = 128;
 
-/// In as many contiguous shares of the weight as there are threads.
+/// In `parts` contiguous shares of the weight. Each writes its columns of all rows in place.
 fn shared<F: Format>(
     simd: SimdLevel,
     x: &[f32],
@@ -113,7 +113,7 @@ fn packed<const R: usize>(x: &[f32], width: usize) -> Vec<[f32; R]> {
     packed
 }
 
-/// One row times every panel.
+/// One row times every panel, two at a time: twice as many chains run at once, and memory is read in two streams.
 struct Row<'a, F> {
     x: &'a [f32],
     panels: &'a [F],
