@@ -37,8 +37,9 @@ impl AttentionParams {
 /// Softmax attention of `query` over the entries of every sequence.
 ///
 /// The result of a query depends only on that query, on the entries that it sees, and on the numbers of the slots that
-/// hold them. [`visible`](crate::positions::visible) decides from two positions whether a query sees a slot. A query at [`Positions::EMPTY`] is a
-/// pad: its result is finite and has no meaning. A slot at [`Positions::EMPTY`] is free: no query sees it.
+/// hold them. [`visible`](crate::positions::visible) decides from two positions whether a query sees a slot. A query at
+/// [`Positions::EMPTY`] is a pad: its result is finite and has no meaning. A slot at [`Positions::EMPTY`] is free: no
+/// query sees it.
 ///
 /// # Shapes
 /// * `query`: `[1, heads, tokens, head_dim]`, after rotation, the tokens of all sequences one after another
