@@ -21,7 +21,7 @@ pub(crate) mod threads;
 
 pub(crate) use self::{
     format::Format,
-    linear::{Place, linear},
+    linear::{Grouped, Place, linear},
     rows::{gated, norm, rotate, softcap},
 };
 pub use self::{rounding::Rounding, simd::SimdLevel};

@@ -1,13 +1,13 @@
 //! The weight of a linear layer in panels.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use burn::tensor::{DType, bf16, f16};
 use bytemuck::allocation::zeroed_vec;
 
 use super::{
     Numbers, PANEL,
-    kernels::{self, Format, Place, threads},
+    kernels::{self, Format, Grouped, Place, threads},
 };
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
@@ -74,24 +74,27 @@ impl Packed {
         }
     }
 
-    /// `x · weight`: `[rows, width]` to the columns from `left` on of rows of `stride` elements, on up to `parts`
-    /// threads.
+    /// `x · weight`: some columns of the weight, the first of a panel, to the columns from `left` on of rows of
+    /// `stride` elements, on up to `parts` threads.
     pub(super) fn multiply(
         &self,
-        x: &[f32],
+        x: &Grouped,
+        columns: Range<usize>,
         out: &mut [f32],
         (stride, left): (usize, usize),
         parts: usize,
     ) {
         let place = Place {
-            columns: self.out,
+            columns: columns.len(),
             stride,
             left,
         };
+        let first = columns.start / PANEL * self.width;
+        let blocks = first..columns.end.div_ceil(PANEL) * self.width;
         match &self.panels {
-            Panels::F32(panels) => kernels::linear(x, self.width, panels, out, place, parts),
-            Panels::Bf16(panels) => kernels::linear(x, self.width, panels, out, place, parts),
-            Panels::F16(panels) => kernels::linear(x, self.width, panels, out, place, parts),
+            Panels::F32(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
+            Panels::Bf16(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
+            Panels::F16(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device};
 
-use super::ATTENTION_BLOCK;
+use super::{ATTENTION_BLOCK, PANEL};
 
 /// Whether the kernels of this crate run operations on tensors of this dtype on this device.
 pub(crate) fn owned(device: &Device, dtype: DType) -> bool {
@@ -22,26 +22,65 @@ pub(crate) const fn caches(dtype: DType) -> bool {
 }
 
 /// Tokens of each sequence whose queries are computed together.
-pub(crate) const TOKENS: usize = 64;
-/// Blocks of slots after which results are merged: what is held does not grow with the context.
-pub(crate) const WAVE: usize = 16;
+pub(crate) const TOKENS: usize = 256;
+/// The same where threads share out blocks of slots: the results of some blocks are held until they are merged.
+pub(crate) const FEW_TOKENS: usize = 64;
 
-/// Bytes that attention holds in f32 for `tokens` queries of up to `sequences` sequences against `slots` slots: the
-/// results of some blocks, and those that they are merged into.
+/// Blocks of slots whose results are held at a time for queries of so many tokens of a sequence.
+pub(crate) const fn blocks_at_once(tokens: usize) -> usize {
+    let most = 4 * FEW_TOKENS / if tokens == 0 { 1 } else { tokens };
+    if most > 4 { most } else { 4 }
+}
+
+/// Bytes that attention holds in f32 for `tokens` queries of up to `sequences` sequences against `slots` slots.
 pub(crate) fn attention_scratch(
     sequences: usize,
     (heads, head_dim): (usize, usize),
     tokens: usize,
     slots: usize,
 ) -> usize {
-    let blocks = slots.div_ceil(ATTENTION_BLOCK).min(WAVE) + 1;
-    tokens.min(sequences * TOKENS) * heads * (head_dim + 2) * blocks * size_of::<f32>()
+    let row = heads * (head_dim + 2) * size_of::<f32>();
+    // Rows shared out to threads, with their queries.
+    let by_rows = 2 * tokens.min(sequences * TOKENS);
+    // Blocks shared out to threads, and what they are merged into.
+    let each = tokens.div_ceil(sequences.max(1)).min(FEW_TOKENS);
+    let blocks = slots.div_ceil(ATTENTION_BLOCK).min(blocks_at_once(each));
+    let by_blocks = tokens.min(sequences * FEW_TOKENS) * (blocks + 1);
+    row * by_rows.max(by_blocks)
 }
 
-/// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: normed rows, the
-/// same side by side, and for a feed-forward layer of width `inner` its gate, up, and product.
+/// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: rows as products
+/// read them, and for a feed-forward layer of width `inner` a part of gate and up, and their product.
 pub(crate) fn layers_scratch(rows: usize, width: usize, inner: Option<usize>) -> usize {
-    let inner = inner.unwrap_or(0);
-    let row = width + 3 * inner + width.max(inner);
-    rows * row * size_of::<f32>()
+    let at_once = |inner| inner_at_once(inner, rows, threads_of_a_group(rows));
+    let inner = inner.map_or(0, |inner| inner + 2 * at_once(inner));
+    rows * (width + inner) * size_of::<f32>()
 }
+
+/// Threads that share a group of rows, out of `rows`: a few rows are one group.
+pub(crate) fn threads_of_a_group(rows: usize) -> usize {
+    #[cfg(feature = "flex")]
+    let threads = super::kernels::threads::count();
+    #[cfg(not(feature = "flex"))]
+    let threads = 1;
+    if rows < FEWEST * threads { threads } else { 1 }
+}
+
+/// The fewest rows of a group for each thread.
+const FEWEST: usize = 24;
+
+/// Elements of gate, and as many of up, that are computed at a time for the rows of a group.
+pub(crate) const fn inner_at_once(inner: usize, rows: usize, threads: usize) -> usize {
+    // Up begins with a panel of the weight.
+    let parts = inner.is_multiple_of(PANEL) && rows > WHOLE;
+    if parts && inner > INNER * threads {
+        INNER * threads
+    } else {
+        inner
+    }
+}
+
+/// Whole panels, so few that the elements stay in cache.
+const INNER: usize = 256;
+/// Rows that are too few to be worth parts.
+const WHOLE: usize = 16;

@@ -3,8 +3,14 @@
 //! Many rows are computed in groups that go through all stages, so that what lies between two stages stays in cache.
 //! A few rows share out the columns of every stage instead. Either way each value is computed by the same operations.
 
-use super::{SimdLevel, gated, norm, rounding::MulAdd, simd::Kernel, threads};
-use crate::exact::{Activation, packed::Packed};
+use std::ops::Range;
+
+use super::{Grouped, SimdLevel, gated, norm, rounding::MulAdd, simd::Kernel, threads};
+use crate::exact::{
+    Activation,
+    packed::Packed,
+    scratch::{inner_at_once, threads_of_a_group},
+};
 
 /// A norm's weight and parameters.
 #[derive(Clone, Copy)]
@@ -15,11 +21,8 @@ pub(crate) struct Norm<'a> {
 }
 
 impl Norm<'_> {
-    fn all(self, x: &[f32], out: &mut [f32]) {
-        let width = self.weight.len();
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            norm(x, self.weight, self.epsilon, self.plus_one, out);
-        }
+    fn apply(self, x: &[f32], out: &mut [f32]) {
+        norm(x, self.weight, self.epsilon, self.plus_one, out);
     }
 }
 
@@ -51,8 +54,6 @@ pub(crate) enum Layers<'a> {
 
 /// The most rows of a group.
 const GROUP: usize = 132;
-/// The fewest rows of a group for each thread.
-const FEWEST: usize = 24;
 /// Rows of the largest tile: groups are whole tiles.
 const TILE: usize = 12;
 
@@ -79,11 +80,12 @@ impl Layers<'_> {
             return;
         }
         let rows = out.len() / columns;
-        let threads = threads::count();
-        if rows < FEWEST * threads {
-            self.group(x, width, before, after, out, threads);
+        let together = threads_of_a_group(rows);
+        if together > 1 {
+            self.group(x, width, before, after, out, together);
             return;
         }
+        let threads = threads::count();
         // As many groups for each thread, and as few as fit the caches.
         let groups = rows.div_ceil(GROUP).next_multiple_of(threads);
         let group = rows.div_ceil(groups).next_multiple_of(TILE);
@@ -107,19 +109,15 @@ impl Layers<'_> {
         out: &mut [f32],
         parts: usize,
     ) {
-        let normed = before.map(|norm| {
-            let mut normed = vec![0.0; x.len()];
-            norm.all(x, &mut normed);
-            normed
-        });
-        let x = normed.as_deref().unwrap_or(x);
         let columns = self.columns();
+        let x = grouped(x, width, before);
         match self {
             Self::Beside(linears) => {
                 let mut left = 0;
                 for linear in *linears {
-                    linear.apply(x, width, out, (columns, left), parts);
-                    left += linear.weight.dims()[1];
+                    let all = linear.weight.dims()[1];
+                    linear.apply(&x, 0..all, out, (columns, left), parts);
+                    left += all;
                 }
             }
             Self::FeedForward {
@@ -127,20 +125,17 @@ impl Layers<'_> {
                 down,
                 activation,
             } => {
-                let (rows, inner) = (x.len() / width, down.weight.dims()[0]);
-                let mut both = vec![0.0; rows * 2 * inner];
-                gate_up.apply(x, width, &mut both, (2 * inner, 0), parts);
-                let mut gate = vec![0.0; rows * inner];
-                let each = gate.chunks_exact_mut(inner.max(1));
-                for (both, gate) in both.chunks_exact(2 * inner.max(1)).zip(each) {
-                    gated(both, *activation, gate);
-                }
-                down.apply(&gate, inner, out, (columns, 0), parts);
+                let gated = activated(&x, gate_up, *activation, parts);
+                drop(x);
+                down.apply(&gated, 0..columns, out, (columns, 0), parts);
             }
         }
         if let Some(norm) = after.norm {
-            let product = out.to_vec();
-            norm.all(&product, out);
+            let mut product = vec![0.0; columns];
+            for out in out.chunks_exact_mut(columns) {
+                product.copy_from_slice(out);
+                norm.apply(&product, out);
+            }
         }
         if let Some(residual) = after.residual {
             SimdLevel::current().run(Add { residual, out });
@@ -148,21 +143,62 @@ impl Layers<'_> {
     }
 }
 
+/// All rows for the tiles of a product, normed on the way.
+fn grouped(x: &[f32], width: usize, before: Option<Norm<'_>>) -> Grouped {
+    let mut grouped = Grouped::zeros(x.len() / width, width);
+    let mut normed = vec![0.0; width];
+    for (row, x) in x.chunks_exact(width).enumerate() {
+        match before {
+            Some(norm) => {
+                norm.apply(x, &mut normed);
+                grouped.set(row, 0, &normed);
+            }
+            None => grouped.set(row, 0, x),
+        }
+    }
+    grouped
+}
+
+/// `activation(gate) · up` of all rows, a part of the elements at a time.
+fn activated(x: &Grouped, gate_up: &Linear<'_>, activation: Activation, parts: usize) -> Grouped {
+    let (rows, inner) = (x.rows(), gate_up.weight.dims()[1] / 2);
+    let mut result = Grouped::zeros(rows, inner);
+    let most = inner_at_once(inner, rows, parts);
+    let mut both = vec![0.0; rows * 2 * most];
+    let mut row = vec![0.0; most];
+    for from in (0..inner).step_by(most.max(1)) {
+        let to = (from + most).min(inner);
+        let count = to - from;
+        if count == inner {
+            gate_up.apply(x, 0..2 * inner, &mut both, (2 * inner, 0), parts);
+        } else {
+            gate_up.apply(x, from..to, &mut both, (2 * count, 0), parts);
+            let up = inner + from..inner + to;
+            gate_up.apply(x, up, &mut both, (2 * count, count), parts);
+        }
+        for (index, both) in both.chunks_exact(2 * count).take(rows).enumerate() {
+            gated(both, activation, &mut row[..count]);
+            result.set(index, from, &row[..count]);
+        }
+    }
+    result
+}
+
 impl Linear<'_> {
-    /// Writes the columns from `left` on, of rows of `stride` elements.
+    /// Writes some columns of the product from `left` on, to rows of `stride` elements.
     fn apply(
         self,
-        x: &[f32],
-        width: usize,
+        x: &Grouped,
+        columns: Range<usize>,
         out: &mut [f32],
         (stride, left): (usize, usize),
         parts: usize,
     ) {
-        self.weight.multiply(x, out, (stride, left), parts);
+        let (rows, place) = (x.rows(), (stride, left));
+        self.weight.multiply(x, columns.clone(), out, place, parts);
         if let Some(bias) = self.bias {
-            let rows = x.len() / width;
             for out in out.chunks_exact_mut(stride).take(rows) {
-                for (out, bias) in out[left..].iter_mut().zip(bias) {
+                for (out, bias) in out[left..].iter_mut().zip(&bias[columns.clone()]) {
                     *out += bias;
                 }
             }

@@ -47,6 +47,12 @@ pub(crate) fn tanh<M: MulAdd>(x: f32) -> f32 {
     if size < 0.625 { small } else { large }
 }
 
+/// `cap · tanh(x / cap)`.
+#[inline(always)]
+pub(crate) fn softcap<M: MulAdd>(x: f32, cap: f32) -> f32 {
+    cap * tanh::<M>(x / cap)
+}
+
 /// `x · sigmoid(x)`.
 #[inline(always)]
 pub(crate) fn silu<M: MulAdd>(x: f32) -> f32 {

@@ -2,7 +2,7 @@
 
 use super::{
     PANEL, SimdLevel,
-    math::{gelu_tanh, silu, tanh},
+    math::{self, gelu_tanh, silu},
     rounding::MulAdd,
     simd::Kernel,
 };
@@ -138,7 +138,7 @@ impl Kernel for Softcap<'_> {
     #[inline(always)]
     fn call<M: MulAdd>(self) {
         for x in self.x {
-            *x = self.cap * tanh::<M>(*x / self.cap);
+            *x = math::softcap::<M>(*x, self.cap);
         }
     }
 }

@@ -93,6 +93,23 @@ impl fmt::Display for SimdLevel {
     }
 }
 
+/// Asks for data that will be read soon, where the CPU can be asked. Nothing depends on it but speed.
+#[inline(always)]
+pub(super) fn prefetch<T>(data: &T) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(sse) = pulp::core_arch::x86::Sse::try_new() {
+        let start = std::ptr::from_ref(data).cast::<i8>();
+        for line in (0..size_of::<T>()).step_by(CACHE_LINE) {
+            sse._mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(start.wrapping_add(line));
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = data;
+}
+
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
 /// A kernel: it names no vector type, the compiler vectorises it.
 pub(super) trait Kernel {
     type Output;

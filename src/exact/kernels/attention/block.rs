@@ -3,6 +3,8 @@
 //! A score is one chain of fused multiply-adds along `head_dim`, an output one along the slots. The maximum and the sum
 //! of the exponentials are the block's own; the sum is kept in 32 lanes (slot modulo 32) that are folded by halves.
 
+use std::ops::Range;
+
 use burn::tensor::{bf16, f16};
 
 use super::pieces::{Entries, Piece, Sight};
@@ -11,7 +13,7 @@ use crate::exact::{
     kernels::{
         PANEL,
         format::widen_f16,
-        math::{exp, tanh},
+        math::{exp, softcap},
         rounding::MulAdd,
         rows::fold,
         simd::Kernel,
@@ -48,38 +50,30 @@ impl Stored for f16 {
     }
 }
 
-/// Scores of `R` queries for a block, and the same transposed.
-pub(super) struct Scratch<const R: usize> {
-    scores: [[f32; SLOTS]; R],
-    weights: [[f32; R]; SLOTS],
+/// Scores of `R` queries for the slots of a block.
+pub(super) type Scores<const R: usize> = [[f32; SLOTS]; R];
+
+/// What is known of some queries after some blocks: for each the maximum, the sum, and the output.
+pub(super) struct State<'a> {
+    pub(super) max: &'a mut [f32],
+    pub(super) sum: &'a mut [f32],
+    pub(super) mixed: &'a mut [f32],
 }
 
-impl<const R: usize> Scratch<R> {
-    pub(super) const fn new() -> Self {
-        Self {
-            scores: [[0.0; SLOTS]; R],
-            weights: [[0.0; R]; SLOTS],
-        }
-    }
-
-    /// After a block: the exponentials below each query's maximum, 0 where it does not see a slot.
-    pub(super) const fn scores(&self) -> &[[f32; SLOTS]; R] {
-        &self.scores
-    }
-}
-
-/// A block for `R` queries, `LANES` columns at a time.
+/// A block for up to `R` queries, `LANES` columns at a time.
 pub(super) struct Block<'a, 'b, T, const R: usize, const LANES: usize> {
     /// Queries side by side, scaled: `[head_dim, R]`.
     pub(super) query: &'a [[f32; R]],
-    pub(super) sights: &'a [Sight; R],
+    /// What each query sees. Further queries of the tile are not used.
+    pub(super) sights: &'a [Sight],
     pub(super) entries: &'a [Entries<'b, T>],
     /// The pieces of the block.
     pub(super) pieces: &'a [Piece],
     pub(super) softcap: Option<f32>,
-    pub(super) scratch: &'a mut Scratch<R>,
-    pub(super) max: &'a mut [f32; R],
-    pub(super) sum: &'a mut [f32; R],
+    /// Afterwards the exponentials below each query's maximum, 0 where it does not see a slot.
+    pub(super) scores: &'a mut Scores<R>,
+    /// The block is merged into what is known of the queries.
+    pub(super) state: State<'a>,
     /// `[R, head_dim]`.
     pub(super) mixed: &'a mut [f32],
 }
@@ -88,24 +82,95 @@ impl<T: Stored, const R: usize, const LANES: usize> Kernel for Block<'_, '_, T, 
     type Output = ();
 
     #[inline(always)]
-    fn call<M: MulAdd>(self) {
+    fn call<M: MulAdd>(mut self) {
         let head_dim = self.query.len();
-        let Scratch { scores, weights } = self.scratch;
         // Slots of whole panels around the pieces; what no piece covers is invisible.
         let low = self.pieces.first().map_or(0, |p| p.at / PANEL * PANEL);
         let last = self.pieces.last();
-        let high = last.map_or(0, |p| (p.at + p.to - p.from).next_multiple_of(PANEL));
-        let mut covered = low;
+        let high = last.map_or(0, |p| p.slots().end.next_multiple_of(PANEL));
+        let seen = self.score::<M>(low..high);
+        let State { max, sum, mixed } = self.state;
+        let mut news = [(0.0, 0.0); R];
+        for (scores, new) in self.scores.iter_mut().zip(&mut news) {
+            let scores = &mut scores[low..high];
+            if let Some(cap) = self.softcap {
+                for score in &mut *scores {
+                    let capped = softcap::<M>(*score, cap);
+                    *score = if *score == f32::NEG_INFINITY {
+                        *score
+                    } else {
+                        capped
+                    };
+                }
+            }
+            *new = soften::<M>(scores);
+        }
+        let whole = head_dim / LANES * LANES;
+        macro_rules! columns {
+            ($columns:expr, $lanes:expr) => {
+                for column in $columns {
+                    let mut sums = [[0.0; $lanes]; R];
+                    for piece in self.pieces {
+                        let values = self.entries[piece.segment].values;
+                        let slots = piece.slots();
+                        let slots = slots.start.max(seen.start)..slots.end.min(seen.end);
+                        if !slots.is_empty() {
+                            let from = (piece.from + slots.start - piece.at) * head_dim;
+                            let values = &values[from..][..slots.len() * head_dim];
+                            let at = (head_dim, column);
+                            mix::<M, T, R, _>(self.scores, slots.start, values, at, &mut sums);
+                        }
+                    }
+                    for r in 0..R {
+                        self.mixed[r * head_dim + column..][..$lanes].copy_from_slice(&sums[r]);
+                    }
+                }
+            };
+        }
+        columns!((0..whole).step_by(LANES), LANES);
+        columns!(whole..head_dim, 1);
+        let states = max
+            .iter_mut()
+            .zip(sum)
+            .zip(mixed.chunks_exact_mut(head_dim));
+        let news = news.into_iter().zip(self.mixed.chunks_exact(head_dim));
+        for (((max, sum), mixed), (new, new_mixed)) in states.zip(news) {
+            merge::<M>((max, sum), mixed, new, new_mixed);
+        }
+    }
+}
+
+impl<T: Stored, const R: usize, const LANES: usize> Block<'_, '_, T, R, LANES> {
+    /// Computes the scores in a range of whole panels, -∞ where a query does not see a slot. Returns the slots between
+    /// which a query sees any.
+    #[inline(always)]
+    fn score<M: MulAdd>(&mut self, range: Range<usize>) -> Range<usize> {
+        let (head_dim, scores) = (self.query.len(), &mut *self.scores);
+        let sights = self.sights.iter().copied();
+        let any = sights.clone().reduce(Sight::with).unwrap_or(Sight::NOTHING);
+        let mut seen = range.end..range.start;
+        let mut covered = range.start;
         for piece in self.pieces {
             let entries = &self.entries[piece.segment];
-            let (from, to) = (piece.at, piece.at + piece.to - piece.from);
+            let slots = piece.slots();
+            let positions = &entries.positions[piece.from..piece.to];
+            let mut sights = sights.clone();
+            let all = sights.all(|sight| sight.sees(piece.lowest) && sight.sees(piece.highest));
             for row in scores.iter_mut() {
-                row[covered..from].fill(f32::NEG_INFINITY);
+                row[covered..slots.start].fill(f32::NEG_INFINITY);
             }
             for panel in piece.from / PANEL..piece.to.div_ceil(PANEL) {
                 let keys = &entries.keys[panel * head_dim..(panel + 1) * head_dim];
                 let at = (entries.start + panel * PANEL) % SLOTS;
-                let inside = from.max(at)..to.min(at + PANEL);
+                let inside = slots.start.max(at)..slots.end.min(at + PANEL);
+                let positions = &positions[inside.start - slots.start..][..inside.len()];
+                if !all && !positions.iter().any(|&position| any.sees(position)) {
+                    for row in scores.iter_mut() {
+                        row[inside.clone()].fill(f32::NEG_INFINITY);
+                    }
+                    continue;
+                }
+                seen = seen.start.min(inside.start)..inside.end;
                 for lane in (0..PANEL).step_by(LANES) {
                     let sums = score::<M, T, R, LANES>(self.query, keys, lane);
                     for r in 0..R {
@@ -121,58 +186,21 @@ impl<T: Stored, const R: usize, const LANES: usize> Kernel for Block<'_, '_, T, 
                     }
                 }
             }
-            let positions = &entries.positions[piece.from..piece.to];
-            for r in 0..R {
-                for (score, &position) in scores[r][from..to].iter_mut().zip(positions) {
-                    if !self.sights[r].sees(position) {
-                        *score = f32::NEG_INFINITY;
+            if !all {
+                for (row, sight) in scores.iter_mut().zip(self.sights) {
+                    for (score, &position) in row[slots.clone()].iter_mut().zip(positions) {
+                        if !sight.sees(position) {
+                            *score = f32::NEG_INFINITY;
+                        }
                     }
                 }
             }
-            covered = to;
+            covered = slots.end;
         }
         for row in scores.iter_mut() {
-            row[covered..high].fill(f32::NEG_INFINITY);
+            row[covered..range.end].fill(f32::NEG_INFINITY);
         }
-        for r in 0..R {
-            if let Some(cap) = self.softcap {
-                for score in &mut scores[r][low..high] {
-                    let capped = cap * tanh::<M>(*score / cap);
-                    *score = if *score == f32::NEG_INFINITY {
-                        *score
-                    } else {
-                        capped
-                    };
-                }
-            }
-            (self.max[r], self.sum[r]) = soften::<M>(&mut scores[r][low..high]);
-            for (weight, score) in weights[low..high].iter_mut().zip(&scores[r][low..high]) {
-                weight[r] = *score;
-            }
-        }
-        let whole = head_dim / LANES * LANES;
-        for column in (0..whole).step_by(LANES) {
-            let mut sums = [[0.0; LANES]; R];
-            for piece in self.pieces {
-                let values = &self.entries[piece.segment].values;
-                let values = &values[piece.from * head_dim..piece.to * head_dim];
-                mix::<M, T, R, _>(&weights[piece.at..], values, head_dim, column, &mut sums);
-            }
-            for r in 0..R {
-                self.mixed[r * head_dim + column..][..LANES].copy_from_slice(&sums[r]);
-            }
-        }
-        for column in whole..head_dim {
-            let mut sums = [[0.0; 1]; R];
-            for piece in self.pieces {
-                let values = &self.entries[piece.segment].values;
-                let values = &values[piece.from * head_dim..piece.to * head_dim];
-                mix::<M, T, R, _>(&weights[piece.at..], values, head_dim, column, &mut sums);
-            }
-            for r in 0..R {
-                self.mixed[r * head_dim + column] = sums[r][0];
-            }
-        }
+        seen
     }
 }
 
@@ -198,17 +226,19 @@ fn score<M: MulAdd, T: Stored, const R: usize, const LANES: usize>(
     sums
 }
 
-/// Continues the outputs of `LANES` columns over the slots of a piece.
+/// Continues the outputs of `LANES` columns from `column` on over the slots from `first` on, whose values these are.
 #[inline(always)]
 fn mix<M: MulAdd, T: Stored, const R: usize, const LANES: usize>(
-    weights: &[[f32; R]],
+    weights: &Scores<R>,
+    first: usize,
     values: &[T],
-    head_dim: usize,
-    column: usize,
+    (head_dim, column): (usize, usize),
     sums: &mut [[f32; LANES]; R],
 ) {
     let mut chains = *sums;
-    for (x, value) in weights.iter().zip(values.chunks_exact(head_dim)) {
+    for (index, value) in values.chunks_exact(head_dim).enumerate() {
+        // Slots of a block: the remainder tells the compiler that they are.
+        let slot = (first + index) % SLOTS;
         let value = &value[column..column + LANES];
         let mut wide = [0.0; LANES];
         for j in 0..LANES {
@@ -216,7 +246,7 @@ fn mix<M: MulAdd, T: Stored, const R: usize, const LANES: usize>(
         }
         for r in 0..R {
             for j in 0..LANES {
-                chains[r][j] = M::mul_add(x[r], wide[j], chains[r][j]);
+                chains[r][j] = M::mul_add(weights[r][slot], wide[j], chains[r][j]);
             }
         }
     }
@@ -242,17 +272,19 @@ fn soften<M: MulAdd>(scores: &mut [f32]) -> (f32, f32) {
         max = if lane > max { lane } else { max };
     }
     let mut sums = [0.0; PANEL];
-    for panel in panels.iter_mut() {
-        for j in 0..PANEL {
-            let e = exp::<M>(panel[j] - max);
-            panel[j] = if panel[j] == f32::NEG_INFINITY {
-                0.0
-            } else {
-                e
-            };
-        }
-        for j in 0..PANEL {
-            sums[j] += panel[j];
+    for panel in panels {
+        // Half a panel at a time stays in registers.
+        let halves = panel.chunks_exact_mut(PANEL / 2);
+        for (scores, sums) in halves.zip(sums.chunks_exact_mut(PANEL / 2)) {
+            for j in 0..PANEL / 2 {
+                let e = exp::<M>(scores[j] - max);
+                scores[j] = if scores[j] == f32::NEG_INFINITY {
+                    0.0
+                } else {
+                    e
+                };
+                sums[j] += scores[j];
+            }
         }
     }
     (max, fold(sums))

@@ -1,6 +1,6 @@
 //! What queries see of the segments of a sequence, cut into blocks.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, ops::Range};
 
 use super::block::SLOTS;
 use crate::{exact::kernels::PANEL, positions::Positions};
@@ -70,6 +70,17 @@ pub(super) struct Piece {
     pub(super) at: usize,
     /// The index of its first slot among the slots of all segments, one after another.
     pub(super) index: usize,
+    /// The lowest and the highest position of its slots; that of a free slot is the highest.
+    pub(super) lowest: usize,
+    pub(super) highest: usize,
+}
+
+impl Piece {
+    /// Its slots within the block.
+    #[inline(always)]
+    pub(super) fn slots(&self) -> Range<usize> {
+        self.at..self.at + self.to - self.from
+    }
 }
 
 /// The pieces from the first slot of each segment that is seen to its last, in rising order of slot numbers.
@@ -86,7 +97,10 @@ pub(super) fn pieces<T>(segments: &[Entries<'_, T>], seen: Sight) -> Vec<Piece> 
                 let number = entries.start + from;
                 let (block, at) = (number / SLOTS, number % SLOTS);
                 let to = (from + SLOTS - at).min(end);
+                let positions = entries.positions[from..to].iter().copied();
                 pieces.push(Piece {
+                    lowest: positions.clone().min().unwrap_or(Positions::EMPTY),
+                    highest: positions.max().unwrap_or(Positions::EMPTY),
                     segment,
                     from,
                     to,

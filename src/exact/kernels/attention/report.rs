@@ -67,7 +67,7 @@ impl Report<'_> {
         let (Self::ColumnSums { kept, .. } | Self::LastQueries { kept, .. }) = self else {
             return;
         };
-        let slots = |piece: &Piece| (piece.at..piece.at + piece.to - piece.from, piece.index);
+        let slots = |piece: &Piece| (piece.slots(), piece.index);
         kept.0.push(Block {
             kv_head,
             rows,

@@ -55,14 +55,12 @@ fn bits(level: SimdLevel, softcap: Option<f32>) -> Vec<u32> {
             sequence: 0,
             kv_head: 0,
             rows: 0..rows,
-            pieces,
-            max: vec![0.0; rows],
-            sum: vec![0.0; rows],
-            mixed: vec![0.0; rows * width],
+            blocks: &[pieces],
+            known: Known::nothing(rows, width),
             weights: Some(vec![[0.0; block::SLOTS]; rows]),
         };
         unit.compute(&call, level, &sequence, 0);
-        found.extend([unit.max, unit.sum, unit.mixed].concat());
+        found.extend([unit.known.max, unit.known.sum, unit.known.mixed].concat());
         // Weights behind the last slot that is read have no meaning.
         let count = pieces[pieces.len() - 1].to - pieces[0].from;
         for weights in unit.weights.expect("asked for") {

@@ -3,6 +3,7 @@
 use burn::tensor::bf16;
 
 use super::*;
+use crate::exact::SimdLevel;
 
 const WIDTH: usize = 300;
 const COLUMNS: usize = 70;
@@ -25,19 +26,24 @@ fn bits<F: Format>(
     parts: usize,
 ) -> Vec<u32> {
     let calls = x.chunks(at_once * WIDTH).flat_map(|x| {
-        let mut out = vec![0.0; x.len() / WIDTH * COLUMNS];
+        let rows = x.len() / WIDTH;
+        let mut grouped = Grouped::with_simd(level, rows, WIDTH);
+        for (row, x) in x.chunks_exact(WIDTH).enumerate() {
+            grouped.set(row, 0, x);
+        }
+        let mut out = vec![0.0; rows * COLUMNS];
         let rows = out.chunks_exact_mut(COLUMNS).collect();
-        shared(level, x, panels, rows, parts);
+        shared(&grouped, panels, rows, parts);
         out
     });
     calls.map(f32::to_bits).collect()
 }
 
 fn compare<F: Format>(panels: &[F]) {
-    let x: Vec<f32> = numbers(1).take(27 * WIDTH).collect();
+    let x: Vec<f32> = numbers(1).take(40 * WIDTH).collect();
     let expected = bits(SimdLevel::Scalar, panels, &x, 1, 1);
     for level in [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512] {
-        for at_once in [1, 2, 3, 4, 5, 8, 12, 16, 27] {
+        for at_once in [1, 2, 3, 4, 5, 8, 12, 16, 27, 40] {
             for parts in [1, 2, 3] {
                 let found = bits(level, panels, &x, at_once, parts);
                 assert!(found == expected, "{level}, {at_once} rows, {parts} shares");
