@@ -14,6 +14,7 @@ mod format;
 pub(crate) mod layers;
 mod linear;
 mod math;
+mod products;
 mod rounding;
 mod rows;
 mod simd;
@@ -21,8 +22,21 @@ pub(crate) mod threads;
 
 pub(crate) use self::{
     format::Format,
-    linear::{Grouped, Place, linear},
+    linear::{Grouped, linear},
+    products::{Product, products},
     rows::{gated, norm, rotate, softcap},
 };
 pub use self::{rounding::Rounding, simd::SimdLevel};
 use super::PANEL;
+
+#[cfg(test)]
+mod tests {
+    /// Numbers in -1 .. 1.
+    pub(super) fn numbers(seed: u32) -> impl Iterator<Item = f32> {
+        let mut state = seed;
+        std::iter::repeat_with(move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+    }
+}

@@ -7,7 +7,7 @@ use bytemuck::allocation::zeroed_vec;
 
 use super::{
     Numbers, PANEL,
-    kernels::{self, Format, Grouped, Place, threads},
+    kernels::{self, Format, Grouped, threads},
 };
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
@@ -74,27 +74,14 @@ impl Packed {
         }
     }
 
-    /// `x · weight`: some columns of the weight, the first of a panel, to the columns from `left` on of rows of
-    /// `stride` elements, on up to `parts` threads.
-    pub(super) fn multiply(
-        &self,
-        x: &Grouped,
-        columns: Range<usize>,
-        out: &mut [f32],
-        (stride, left): (usize, usize),
-        parts: usize,
-    ) {
-        let place = Place {
-            columns: columns.len(),
-            stride,
-            left,
-        };
+    /// `x · weight`: some columns of the weight, the first of a panel, for every row of `out`.
+    pub(super) fn multiply(&self, x: &Grouped, columns: Range<usize>, out: &mut [&mut [f32]]) {
         let first = columns.start / PANEL * self.width;
         let blocks = first..columns.end.div_ceil(PANEL) * self.width;
         match &self.panels {
-            Panels::F32(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
-            Panels::Bf16(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
-            Panels::F16(panels) => kernels::linear(x, &panels[blocks], out, place, parts),
+            Panels::F32(panels) => kernels::linear(x, &panels[blocks], out),
+            Panels::Bf16(panels) => kernels::linear(x, &panels[blocks], out),
+            Panels::F16(panels) => kernels::linear(x, &panels[blocks], out),
         }
     }
 

@@ -5,7 +5,10 @@ use burn::backend::flex::FlexTensor;
 use super::{Rows, primitive, tensor};
 use crate::exact::{
     Norm,
-    kernels::layers::{self, After, Linear},
+    kernels::{
+        Product,
+        layers::{self, After},
+    },
     ops::{Layers, PackedLinear, Products},
 };
 
@@ -55,11 +58,9 @@ pub(super) fn apply(x: FlexTensor, layers: Layers<'_>) -> FlexTensor {
     }
 }
 
-fn with<'a>(linear: &PackedLinear<'a>, bias: &'a Option<FlexTensor>) -> Linear<'a> {
-    Linear {
-        weight: linear.weight,
-        bias: bias.as_ref().map(|bias| Rows::<f32>::of(bias).row(0)),
-    }
+fn with<'a>(linear: &PackedLinear<'a>, bias: &'a Option<FlexTensor>) -> Product<'a> {
+    let bias = bias.as_ref().map(|bias| Rows::<f32>::of(bias).row(0));
+    Product::all(linear.weight, bias)
 }
 
 /// A norm and its weight.

@@ -3,12 +3,11 @@
 //! Many rows are computed in groups that go through all stages, so that what lies between two stages stays in cache.
 //! A few rows share out the columns of every stage instead. Either way each value is computed by the same operations.
 
-use std::ops::Range;
-
-use super::{Grouped, SimdLevel, gated, norm, rounding::MulAdd, simd::Kernel, threads};
+use super::{
+    Grouped, Product, SimdLevel, gated, norm, products, rounding::MulAdd, simd::Kernel, threads,
+};
 use crate::exact::{
     Activation,
-    packed::Packed,
     scratch::{inner_at_once, threads_of_a_group},
 };
 
@@ -26,13 +25,6 @@ impl Norm<'_> {
     }
 }
 
-/// A weight and an optional bias.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear<'a> {
-    pub(crate) weight: &'a Packed,
-    pub(crate) bias: Option<&'a [f32]>,
-}
-
 /// What is done with each row of a product: the norm is applied, then the residual is added.
 #[derive(Clone, Copy)]
 pub(crate) struct After<'a> {
@@ -43,11 +35,11 @@ pub(crate) struct After<'a> {
 /// Layers that are applied one after the other to each row.
 pub(crate) enum Layers<'a> {
     /// Products with the same input, side by side.
-    Beside(&'a [Linear<'a>]),
+    Beside(&'a [Product<'a>]),
     /// A gated feed-forward layer.
     FeedForward {
-        gate_up: Linear<'a>,
-        down: Linear<'a>,
+        gate_up: Product<'a>,
+        down: Product<'a>,
         activation: Activation,
     },
 }
@@ -61,8 +53,8 @@ impl Layers<'_> {
     /// Elements of a row of the result.
     pub(crate) fn columns(&self) -> usize {
         match self {
-            Self::Beside(linears) => linears.iter().map(|l| l.weight.dims()[1]).sum(),
-            Self::FeedForward { down, .. } => down.weight.dims()[1],
+            Self::Beside(products) => products.iter().map(|p| p.columns.len()).sum(),
+            Self::FeedForward { down, .. } => down.columns.len(),
         }
     }
 
@@ -112,14 +104,7 @@ impl Layers<'_> {
         let columns = self.columns();
         let x = grouped(x, width, before);
         match self {
-            Self::Beside(linears) => {
-                let mut left = 0;
-                for linear in *linears {
-                    let all = linear.weight.dims()[1];
-                    linear.apply(&x, 0..all, out, (columns, left), parts);
-                    left += all;
-                }
-            }
+            Self::Beside(linears) => products(&x, linears.to_vec(), out, parts),
             Self::FeedForward {
                 gate_up,
                 down,
@@ -127,7 +112,7 @@ impl Layers<'_> {
             } => {
                 let gated = activated(&x, gate_up, *activation, parts);
                 drop(x);
-                down.apply(&gated, 0..columns, out, (columns, 0), parts);
+                products(&gated, vec![down.clone()], out, parts);
             }
         }
         if let Some(norm) = after.norm {
@@ -160,8 +145,8 @@ fn grouped(x: &[f32], width: usize, before: Option<Norm<'_>>) -> Grouped {
 }
 
 /// `activation(gate) · up` of all rows, a part of the elements at a time.
-fn activated(x: &Grouped, gate_up: &Linear<'_>, activation: Activation, parts: usize) -> Grouped {
-    let (rows, inner) = (x.rows(), gate_up.weight.dims()[1] / 2);
+fn activated(x: &Grouped, gate_up: &Product<'_>, activation: Activation, parts: usize) -> Grouped {
+    let (rows, inner) = (x.rows(), gate_up.columns.len() / 2);
     let mut result = Grouped::zeros(rows, inner);
     let most = inner_at_once(inner, rows, parts);
     let mut both = vec![0.0; rows * 2 * most];
@@ -169,41 +154,21 @@ fn activated(x: &Grouped, gate_up: &Linear<'_>, activation: Activation, parts: u
     for from in (0..inner).step_by(most.max(1)) {
         let to = (from + most).min(inner);
         let count = to - from;
-        if count == inner {
-            gate_up.apply(x, 0..2 * inner, &mut both, (2 * inner, 0), parts);
-        } else {
-            gate_up.apply(x, from..to, &mut both, (2 * count, 0), parts);
-            let up = inner + from..inner + to;
-            gate_up.apply(x, up, &mut both, (2 * count, count), parts);
-        }
+        let columns = |columns| Product {
+            columns,
+            ..gate_up.clone()
+        };
+        let parts_of_both = match count == inner {
+            true => vec![gate_up.clone()],
+            false => vec![columns(from..to), columns(inner + from..inner + to)],
+        };
+        products(x, parts_of_both, &mut both, parts);
         for (index, both) in both.chunks_exact(2 * count).take(rows).enumerate() {
             gated(both, activation, &mut row[..count]);
             result.set(index, from, &row[..count]);
         }
     }
     result
-}
-
-impl Linear<'_> {
-    /// Writes some columns of the product from `left` on, to rows of `stride` elements.
-    fn apply(
-        self,
-        x: &Grouped,
-        columns: Range<usize>,
-        out: &mut [f32],
-        (stride, left): (usize, usize),
-        parts: usize,
-    ) {
-        let (rows, place) = (x.rows(), (stride, left));
-        self.weight.multiply(x, columns.clone(), out, place, parts);
-        if let Some(bias) = self.bias {
-            for out in out.chunks_exact_mut(stride).take(rows) {
-                for (out, bias) in out[left..].iter_mut().zip(&bias[columns.clone()]) {
-                    *out += bias;
-                }
-            }
-        }
-    }
 }
 
 struct Add<'a> {

@@ -1,22 +1,13 @@
 //! The tiles of every level give the same bits.
 
 use super::*;
-use crate::exact::PANEL;
+use crate::exact::kernels::{PANEL, tests::numbers};
 
 const HEADS: Heads = Heads {
     heads: 14,
     kv_heads: 1,
     head_dim: 40,
 };
-
-/// Numbers in -1 .. 1.
-fn numbers(seed: u32) -> impl Iterator<Item = f32> {
-    let mut state = seed;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    })
-}
 
 /// The bits of all that the units of three queries return, computed in the tiles of a level.
 fn bits(level: SimdLevel, softcap: Option<f32>) -> Vec<u32> {

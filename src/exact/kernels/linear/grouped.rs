@@ -56,7 +56,7 @@ impl Grouped {
     }
 
     /// All zeros.
-    pub(super) fn with_simd(simd: SimdLevel, rows: usize, width: usize) -> Self {
+    pub(in crate::exact::kernels) fn with_simd(simd: SimdLevel, rows: usize, width: usize) -> Self {
         let tile = Tile::of(simd, rows);
         Self {
             tile,
