@@ -76,7 +76,9 @@ impl LayerStores {
     ) -> Result<(), CacheError> {
         self.tracker.enter(layer, span, wanted)?;
         let moved = self.layers[layer.index()].append(span.projection, span.positions);
-        self.hold(moved);
+        if moved > 0 {
+            self.hold(moved);
+        }
         Ok(())
     }
 

@@ -46,8 +46,6 @@ pub(crate) enum Layers<'a> {
 
 /// The most rows of a group.
 const GROUP: usize = 132;
-/// Rows of the largest tile: groups are whole tiles.
-const TILE: usize = 12;
 
 impl Layers<'_> {
     /// Elements of a row of the result.
@@ -80,7 +78,8 @@ impl Layers<'_> {
         let threads = threads::count();
         // As many groups for each thread, and as few as fit the caches.
         let groups = rows.div_ceil(GROUP).next_multiple_of(threads);
-        let group = rows.div_ceil(groups).next_multiple_of(TILE);
+        let group = rows.div_ceil(groups);
+        let group = group.next_multiple_of(Grouped::most_rows_of_a_tile());
         threads::chunks(out, group * columns, |index, out| {
             let rows = out.len() / columns;
             let x = &x[index * group * width..][..rows * width];

@@ -75,6 +75,11 @@ impl Grouped {
         to.zip(values).for_each(|(to, value)| *to = *value);
     }
 
+    /// Rows that many rows are grouped by, for the vectors of the process.
+    pub(crate) fn most_rows_of_a_tile() -> usize {
+        Tile::of(SimdLevel::current(), usize::MAX).rows()
+    }
+
     pub(crate) const fn rows(&self) -> usize {
         self.rows
     }
