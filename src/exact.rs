@@ -36,6 +36,8 @@ mod observed;
 mod ops;
 #[cfg(feature = "flex")]
 mod packed;
+#[cfg(feature = "flex")]
+mod pages;
 mod pool;
 mod rotate;
 mod scratch;

@@ -3,11 +3,11 @@
 use std::{fmt, ops::Range};
 
 use burn::tensor::{DType, bf16, f16};
-use bytemuck::allocation::zeroed_vec;
 
 use super::{
     Numbers, PANEL,
     kernels::{self, Format, Grouped, threads},
+    pages::Pages,
 };
 
 /// A weight `[width, out]` in panels of 32 columns: `[out / 32, width, 32]`, as stored, the last panel filled up with
@@ -20,9 +20,9 @@ pub(crate) struct Packed {
 
 /// The panels in one of the stored formats.
 enum Panels {
-    F32(Vec<[f32; PANEL]>),
-    Bf16(Vec<[bf16; PANEL]>),
-    F16(Vec<[f16; PANEL]>),
+    F32(Pages<[f32; PANEL]>),
+    Bf16(Pages<[bf16; PANEL]>),
+    F16(Pages<[f16; PANEL]>),
 }
 
 impl Packed {
@@ -33,9 +33,9 @@ impl Packed {
             width,
             out,
             panels: match dtype {
-                DType::BF16 => Panels::Bf16(zeroed_vec(blocks)),
-                DType::F16 => Panels::F16(zeroed_vec(blocks)),
-                _ => Panels::F32(zeroed_vec(blocks)),
+                DType::BF16 => Panels::Bf16(Pages::zeros(blocks)),
+                DType::F16 => Panels::F16(Pages::zeros(blocks)),
+                _ => Panels::F32(Pages::zeros(blocks)),
             },
         }
     }

@@ -23,5 +23,10 @@ pub fn softcap(x: Tensor<3>, cap: f64) -> Tensor<3> {
     if super::owned(&x.device(), x.dtype()) {
         return ops::softcap(x, cap);
     }
+    stock(x, cap)
+}
+
+/// The same by burn's operations.
+pub(super) fn stock<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     x.div_scalar(cap).tanh().mul_scalar(cap)
 }

@@ -8,7 +8,7 @@ use super::{
     ATTENTION_BLOCK, Segment,
     attention::{AttentionParams, check_all},
     blocks::{Block, Reach, blocks},
-    zeros,
+    softcap, zeros,
 };
 use crate::positions::{Positions, visible};
 
@@ -137,7 +137,7 @@ fn attend(
         for (block, width) in read {
             let mut scores = grouped.clone().matmul(block.keys(width, query.dtype()));
             if let Some(cap) = params.softcap {
-                scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+                scores = softcap::stock(scores, cap);
             }
             let mask = mask(&positions[queries.clone()], block, width, params.window);
             let mask = Tensor::<3>::from_data(mask, (&scores.device(), scores.dtype()));

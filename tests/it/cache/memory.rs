@@ -159,9 +159,9 @@ fn scratch_of_a_replay_depends_on_neither_layers_nor_hot_entries() {
         feed(&decoder, &mut cache, &[1][..]);
         cache.memory().scratch_peak
     });
-    // A chunk of 32 tokens, as the model is small: its residual and its successor. The feed-forward layer, four times as wide, has the norm, gate and up, their
-    // product, and that once more side by side: more than attention holds, which keeps no scores.
-    let block = 2 * 32 * HIDDEN * 4 + 32 * (HIDDEN + 4 * 4 * HIDDEN) * 4;
+    // A chunk of 64 tokens, as the model is small: its residual and its successor. The feed-forward layer, four times as
+    // wide, has the normed rows, gate and up, and their product: more than attention holds, which keeps no scores.
+    let block = 2 * 64 * HIDDEN * 4 + 64 * (HIDDEN + 3 * 4 * HIDDEN) * 4;
     // The residuals of 290 old tokens, which fill ten panels of one layer; 100 fill four.
     let residual = HIDDEN * 4;
     let [many, few] = [
@@ -201,7 +201,7 @@ fn a_plan_of_residuals_holds_one_vector_a_token_and_layer() {
     assert_eq!(report.keys_values, 10 * 2 * TOKEN);
     assert_eq!(report.residuals, 71 * HIDDEN * LAYERS * 4);
     assert_eq!(report.tokens, 0);
-    let chunks = usize::next_multiple_of(71, 32);
+    let chunks = usize::next_multiple_of(71, 64);
     // Positions 61 to 70 are in two panels.
     let held = 2 * PANEL * (2 * TOKEN + LAYERS * POSITION) + chunks * HIDDEN * LAYERS * 4;
     assert_eq!(report.total(), held);

@@ -80,11 +80,10 @@ impl<F: Format, const R: usize, const LANES: usize, const PANELS: usize> Kernel
             sums.fill([[0.0; PANEL]; R]);
             for from in (0..width).step_by(block) {
                 let to = (from + block).min(width);
-                let next = (index * PANELS * size, (index + 1) * PANELS * size);
-                let next = if to < width {
-                    next.0 + to / F::ROWS
-                } else {
-                    next.1
+                // The next block is in these panels or in those after them.
+                let next = match to < width {
+                    true => index * PANELS * size + to / F::ROWS,
+                    false => (index + 1) * PANELS * size,
                 };
                 let mut ahead = Ahead::<_, PANELS> {
                     panels: std::array::from_fn(|panel: usize| {
