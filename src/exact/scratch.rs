@@ -23,14 +23,21 @@ pub(crate) const fn caches(dtype: DType) -> bool {
 
 /// Tokens of each sequence whose queries are computed together.
 pub(crate) const TOKENS: usize = 256;
-/// The same where threads share out blocks of slots: the results of some blocks are held until they are merged.
+/// The same where exponentials are kept for a report.
 pub(crate) const FEW_TOKENS: usize = 64;
 
-/// Blocks of slots whose results are held at a time for queries of so many tokens of a sequence.
+/// Where threads share out blocks of slots, their results are held until they are merged: so many blocks at a time for
+/// the queries of `tokens` tokens of a sequence.
 pub(crate) const fn blocks_at_once(tokens: usize) -> usize {
-    let most = 4 * FEW_TOKENS / if tokens == 0 { 1 } else { tokens };
-    if most > 4 { most } else { 4 }
+    if tokens == 0 || tokens > HELD {
+        1
+    } else {
+        HELD / tokens
+    }
 }
+
+/// Tokens of a sequence times blocks whose results are held.
+const HELD: usize = 128;
 
 /// Bytes that attention holds in f32 for `tokens` queries of up to `sequences` sequences against `slots` slots.
 pub(crate) fn attention_scratch(
@@ -39,14 +46,12 @@ pub(crate) fn attention_scratch(
     tokens: usize,
     slots: usize,
 ) -> usize {
-    let row = heads * (head_dim + 2) * size_of::<f32>();
-    // Rows shared out to threads, with their queries.
-    let by_rows = 2 * tokens.min(sequences * TOKENS);
-    // Blocks shared out to threads, and what they are merged into.
-    let each = tokens.div_ceil(sequences.max(1)).min(FEW_TOKENS);
-    let blocks = slots.div_ceil(ATTENTION_BLOCK).min(blocks_at_once(each));
-    let by_blocks = tokens.min(sequences * FEW_TOKENS) * (blocks + 1);
-    row * by_rows.max(by_blocks)
+    let sequences = sequences.clamp(1, tokens.max(1));
+    let tokens = tokens.div_ceil(sequences).min(TOKENS);
+    // Queries and their results where threads share out rows; else results of blocks, and what they are merged into.
+    let blocks = slots.div_ceil(ATTENTION_BLOCK);
+    let rows = (2 * tokens).max((tokens + HELD).min(tokens * (blocks + 1)));
+    sequences * rows * heads * (head_dim + 2) * size_of::<f32>()
 }
 
 /// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: rows as products

@@ -10,14 +10,13 @@ mod unit;
 
 use std::ops::Range;
 
-pub(crate) use self::{
-    block::Stored,
-    pieces::{Entries, Sight},
-    report::Report,
-};
 use self::{
     block::{merge, nothing},
     pieces::Piece,
+};
+pub(crate) use self::{
+    pieces::{Entries, Sight, Stored},
+    report::Report,
 };
 use super::{SimdLevel, rounding::MulAdd, simd::Kernel, threads};
 use crate::exact::scratch::{FEW_TOKENS, TOKENS, blocks_at_once};

@@ -5,14 +5,11 @@
 
 use std::ops::Range;
 
-use burn::tensor::{bf16, f16};
-
-use super::pieces::{Entries, Piece, Sight};
+use super::pieces::{Entries, Piece, Sight, Stored};
 use crate::exact::{
     ATTENTION_BLOCK,
     kernels::{
         PANEL,
-        format::widen_f16,
         math::{exp, softcap},
         rounding::MulAdd,
         rows::fold,
@@ -22,33 +19,6 @@ use crate::exact::{
 
 /// Slots of a block.
 pub(super) const SLOTS: usize = ATTENTION_BLOCK;
-
-/// A stored element of a key or value.
-pub(crate) trait Stored: Copy + Send + Sync + 'static {
-    /// The same number as f32.
-    fn widen(self) -> f32;
-}
-
-impl Stored for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl Stored for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-
-impl Stored for f16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        widen_f16(self.to_bits())
-    }
-}
 
 /// Scores of `R` queries for the slots of a block.
 pub(super) type Scores<const R: usize> = [[f32; SLOTS]; R];

@@ -2,8 +2,40 @@
 
 use std::{num::NonZeroUsize, ops::Range};
 
+use burn::tensor::{bf16, f16};
+
 use super::block::SLOTS;
-use crate::{exact::kernels::PANEL, positions::Positions};
+use crate::{
+    exact::kernels::{PANEL, format::widen_f16},
+    positions::Positions,
+};
+
+/// A stored element of a key or value.
+pub(crate) trait Stored: Copy + Send + Sync + 'static {
+    /// The same number as f32.
+    fn widen(self) -> f32;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+impl Stored for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        widen_f16(self.to_bits())
+    }
+}
 
 /// The entries of one KV head in consecutive slots.
 #[derive(Clone, Copy)]

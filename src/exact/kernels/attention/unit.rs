@@ -2,8 +2,8 @@
 
 use super::{
     Call, Sequence, Unit,
-    block::{Block, SLOTS, State, Stored},
-    pieces::{Piece, Sight},
+    block::{Block, SLOTS, State},
+    pieces::{Piece, Sight, Stored},
 };
 use crate::exact::kernels::SimdLevel;
 
