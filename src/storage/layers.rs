@@ -76,9 +76,7 @@ impl LayerStores {
     ) -> Result<(), CacheError> {
         self.tracker.enter(layer, span, wanted)?;
         let moved = self.layers[layer.index()].append(span.projection, span.positions);
-        if moved > 0 {
-            self.hold(moved);
-        }
+        self.hold(moved);
         Ok(())
     }
 
@@ -120,9 +118,7 @@ impl LayerStores {
         let used = self.layers[layer].bytes();
         evict(&mut self.layers[layer]);
         if used == self.layers[layer].bytes() {
-            if beside > 0 {
-                self.hold(beside);
-            }
+            self.hold(beside);
             return;
         }
         // Freed slots are held until the buffers shrink.
@@ -174,8 +170,11 @@ impl LayerStores {
         }
     }
 
-    /// Counts bytes that are held now beside the entries.
+    /// Counts bytes that are held now beside the entries. Entries alone are in every report, so 0 costs nothing.
     pub(crate) fn hold(&mut self, beside: usize) {
+        if beside == 0 {
+            return;
+        }
         self.peak = self.peak.max(self.memory().total() + beside);
     }
 
@@ -235,9 +234,7 @@ impl CacheBackend for LayerStores {
         self.peak = 0;
         for layer in 0..self.layers.len() {
             let moved = self.layers[layer].slide(&self.tracker.anchor());
-            if moved > 0 {
-                self.hold(moved);
-            }
+            self.hold(moved);
         }
         Ok(())
     }

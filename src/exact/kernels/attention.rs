@@ -160,9 +160,11 @@ fn chunk<T: Stored>(
         true => (most, most),
         false => (1, blocks_at_once(now.len())),
     };
-    let mut known: Vec<Known> = rows
+    // What blocks of different units are merged into: nothing where a unit has all of its rows' blocks.
+    let merged = if by_rows { &[] } else { &rows[..] };
+    let mut known: Vec<Known> = merged
         .iter()
-        .map(|&rows| Known::nothing(if by_rows { 0 } else { rows }, head_dim))
+        .map(|&rows| Known::nothing(rows, head_dim))
         .collect();
     for from in (0..most).step_by(wave.max(1)) {
         let mut units = Vec::new();

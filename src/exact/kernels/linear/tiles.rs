@@ -121,13 +121,12 @@ impl<F: Format, const R: usize, const LANES: usize, const PANELS: usize> Kernel
                     }
                 }
             }
-            for (panel, sums) in sums.chunks_exact(groups).enumerate() {
+            let sums = sums.chunks_exact(groups).take(panels.len() / size);
+            for (panel, sums) in sums.enumerate() {
                 let left = (index * PANELS + panel) * PANEL;
-                let count = PANEL.min(columns.saturating_sub(left));
+                let count = PANEL.min(columns - left);
                 for (out, sums) in self.out.iter_mut().zip(sums.as_flattened()) {
-                    if count > 0 {
-                        out[left..][..count].copy_from_slice(&sums[..count]);
-                    }
+                    out[left..][..count].copy_from_slice(&sums[..count]);
                 }
             }
         }
