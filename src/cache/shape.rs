@@ -163,8 +163,8 @@ impl ModelShape {
     }
 
     /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens of up to `sequences` sequences,
-    /// against `slots` slots. That is the larger of attention and the feed-forward layer, beside the residual and its
-    /// successor. An unknown feed-forward layer is left out.
+    /// against `slots` slots, beside the residual that enters it. That is the larger of attention and the feed-forward
+    /// layer. An unknown feed-forward layer is left out.
     pub(crate) fn block_scratch(&self, sequences: usize, tokens: usize, slots: usize) -> usize {
         let KernelShapes {
             heads, head_dim, ..
@@ -172,10 +172,11 @@ impl ModelShape {
         let (element, inner) = (self.dtype.size(), self.intermediate.unwrap_or(0));
         let queries = 2 * tokens * heads * head_dim * element;
         if self.own_kernels {
-            let attention =
-                queries + attention_scratch(sequences, (heads, head_dim), tokens, slots);
+            // The feed-forward layer adds to what attention returned.
+            let result = tokens * self.hidden * element;
+            let attention = attention_scratch(sequences, (heads, head_dim), tokens, slots);
             let feed_forward = layers_scratch(tokens, self.hidden, Some(inner));
-            return 2 * tokens * self.hidden * element + attention.max(feed_forward);
+            return (queries + attention.max(result)).max(result + feed_forward);
         }
         let scores = stock_attention_scratch((heads, self.kv_width()), tokens, slots, element);
         let feed_forward = 3 * tokens * inner * element;

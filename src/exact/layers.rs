@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 #[cfg(feature = "flex")]
-use super::ops::{self, Layers, PackedLinear, Products};
+use super::ops::{self, Added, Layers, PackedLinear, Products};
 use super::{Activation, Norm, Weight, gated, linear};
 
 /// A weight `[in, out]` and an optional bias.
@@ -46,7 +46,7 @@ pub(crate) fn normed_linears(x: Tensor<3>, norm: &Norm, linears: &[&Linear]) -> 
                 before: Some(norm),
                 products: Products::Beside(&linears),
                 after: None,
-                residual: None,
+                added: Added::Nothing,
             },
         );
     }
@@ -73,7 +73,7 @@ pub(crate) fn linear_added(
                 before: None,
                 products: Products::Beside(&[linear]),
                 after,
-                residual: Some(&residual),
+                added: Added::Residual(&residual),
             },
         );
     }
@@ -96,12 +96,12 @@ pub(crate) fn feed_forward_added(
             activation,
         };
         return ops::layers(
-            residual.clone(),
+            residual,
             Layers {
                 before: Some(norm),
                 products,
                 after,
-                residual: Some(&residual),
+                added: Added::Input,
             },
         );
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 #[cfg(feature = "flex")]
-use super::ops::{Layers, PackedLinear, Products};
+use super::ops::{Added, Layers, PackedLinear, Products};
 use super::{Weight, zeros};
 
 /// `x · weight`, where a row of the result depends only on its own row of `x` and on `weight`.
@@ -49,7 +49,7 @@ pub fn linear(x: Tensor<3>, weight: &Weight) -> Tensor<3> {
             before: None,
             products: Products::Beside(&[linear]),
             after: None,
-            residual: None,
+            added: Added::Nothing,
         };
         return super::ops::layers(x, layers);
     }

@@ -73,7 +73,20 @@ pub(super) struct Layers<'a> {
     pub(super) before: Option<&'a Norm>,
     pub(super) products: Products<'a>,
     pub(super) after: Option<&'a Norm>,
-    pub(super) residual: Option<&'a Tensor<3>>,
+    pub(super) added: Added<'a>,
+}
+
+/// What is added to the result of [`Layers`].
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(feature = "model"),
+    allow(dead_code, reason = "only the decoder has a residual")
+)]
+pub(super) enum Added<'a> {
+    Nothing,
+    Residual(&'a Tensor<3>),
+    /// The input itself: in place where nobody else holds it.
+    Input,
 }
 
 /// The products of [`Layers`].

@@ -74,14 +74,21 @@ impl Packed {
         }
     }
 
-    /// `x · weight`: some columns of the weight, the first of a panel, for every row of `out`.
-    pub(super) fn multiply(&self, x: &Grouped, columns: Range<usize>, out: &mut [&mut [f32]]) {
+    /// `x · weight`: some columns of the weight, the first of a panel, for every row of `out`. `x` has the elements for
+    /// these rows of the weight; after the first row the sums in `out` are continued.
+    pub(super) fn multiply(
+        &self,
+        x: &Grouped,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [&mut [f32]],
+    ) {
         let first = columns.start / PANEL * self.width;
         let blocks = first..columns.end.div_ceil(PANEL) * self.width;
         match &self.panels {
-            Panels::F32(panels) => kernels::linear(x, &panels[blocks], out),
-            Panels::Bf16(panels) => kernels::linear(x, &panels[blocks], out),
-            Panels::F16(panels) => kernels::linear(x, &panels[blocks], out),
+            Panels::F32(panels) => kernels::linear(x, &panels[blocks], self.width, rows, out),
+            Panels::Bf16(panels) => kernels::linear(x, &panels[blocks], self.width, rows, out),
+            Panels::F16(panels) => kernels::linear(x, &panels[blocks], self.width, rows, out),
         }
     }
 

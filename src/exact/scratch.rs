@@ -55,10 +55,11 @@ pub(crate) fn attention_scratch(
 }
 
 /// Bytes that linear layers hold in f32 between input and result if threads compute all rows at once: rows as products
-/// read them, and for a feed-forward layer of width `inner` a part of gate and up, and their product.
+/// read them, and for a feed-forward layer of width `inner` what is added to the input, a part of gate and up, and their
+/// product.
 pub(crate) fn layers_scratch(rows: usize, width: usize, inner: Option<usize>) -> usize {
     let at_once = |inner| inner_at_once(inner, rows, threads_of_a_group(rows));
-    let inner = inner.map_or(0, |inner| inner + 2 * at_once(inner));
+    let inner = inner.map_or(0, |inner| width + 3 * at_once(inner));
     rows * (width + inner) * size_of::<f32>()
 }
 

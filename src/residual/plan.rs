@@ -49,9 +49,9 @@ pub struct Plan {
     chunk: usize,
 }
 
-/// The most tokens of a chunk by default: whole tiles for many numbers of threads. From about 100 tokens on, products of
-/// many rows run at full speed.
-const CHUNK: usize = 120;
+/// The most tokens of a chunk by default: whole tiles for many numbers of threads. More tokens take as long, and more
+/// memory.
+const CHUNK: usize = 96;
 
 /// The chunk by default: in small models fewer tokens, so that their temporaries take no more than the weights of a
 /// block.
@@ -164,8 +164,8 @@ impl Plan {
         self
     }
 
-    /// Sets the chunk: how many tokens a replay processes at a time, from 1 to 4,096. The default is 120, and less in
-    /// models so small that the temporaries of 120 tokens would exceed the weights of a block. Smaller chunks need less
+    /// Sets the chunk: how many tokens a replay processes at a time, from 1 to 4,096. The default is 96, and less in
+    /// models so small that the temporaries of 96 tokens would exceed the weights of a block. Smaller chunks need less
     /// memory and take longer. No bit depends on it.
     #[must_use]
     pub const fn with_chunk(mut self, tokens: usize) -> Self {

@@ -69,24 +69,30 @@ impl Layers<'_> {
         if out.is_empty() || width == 0 {
             return;
         }
-        let rows = out.len() / columns;
-        let together = threads_of_a_group(rows);
-        if together > 1 {
-            self.group(x, width, before, after, out, together);
+        in_groups(out, columns, |first, out, parts| {
+            let rows = out.len() / columns;
+            let x = &x[first * width..][..rows * width];
+            let residual = after.residual;
+            let residual = residual.map(|all| &all[first * columns..][..out.len()]);
+            let after = After { residual, ..after };
+            self.group(x, width, before, after, out, parts);
+        });
+    }
+
+    /// As [`apply`](Self::apply), and adds the result to `x`, `[rows, columns]`.
+    pub(crate) fn add_to(&self, x: &mut [f32], before: Option<Norm<'_>>, after: Option<Norm<'_>>) {
+        let width = self.columns();
+        if x.is_empty() {
             return;
         }
-        let threads = threads::count();
-        // As many groups for each thread, and as few as fit the caches.
-        let groups = rows.div_ceil(GROUP).next_multiple_of(threads);
-        let group = rows.div_ceil(groups);
-        let group = group.next_multiple_of(Grouped::most_rows_of_a_tile());
-        threads::chunks(out, group * columns, |index, out| {
-            let rows = out.len() / columns;
-            let x = &x[index * group * width..][..rows * width];
-            let residual = after.residual;
-            let residual = residual.map(|all| &all[index * group * columns..][..out.len()]);
-            let after = After { residual, ..after };
-            self.group(x, width, before, after, out, 1);
+        in_groups(x, width, |_, x, parts| {
+            let (norm, residual) = (after, None);
+            let mut out = vec![0.0; x.len()];
+            self.group(x, width, before, After { norm, residual }, &mut out, parts);
+            SimdLevel::current().run(Add {
+                residual: &out,
+                out: x,
+            });
         });
     }
 
@@ -109,9 +115,7 @@ impl Layers<'_> {
                 down,
                 activation,
             } => {
-                let gated = activated(&x, gate_up, *activation, parts);
-                drop(x);
-                products(&gated, vec![down.clone()], out, parts);
+                feed_forward(&x, [gate_up, down], *activation, out, parts);
             }
         }
         if let Some(norm) = after.norm {
@@ -125,6 +129,24 @@ impl Layers<'_> {
             SimdLevel::current().run(Add { residual, out });
         }
     }
+}
+
+/// Runs `work` on groups of the rows of `out`, with the index of the first row and the threads that share the group.
+fn in_groups(out: &mut [f32], columns: usize, work: impl Fn(usize, &mut [f32], usize) + Sync) {
+    let rows = out.len() / columns;
+    let together = threads_of_a_group(rows);
+    if together > 1 {
+        work(0, out, together);
+        return;
+    }
+    let threads = threads::count();
+    // As many groups for each thread, and as few as fit the caches.
+    let groups = rows.div_ceil(GROUP).next_multiple_of(threads);
+    let group = rows.div_ceil(groups);
+    let group = group.next_multiple_of(Grouped::most_rows_of_a_tile());
+    threads::chunks(out, group * columns, |index, out| {
+        work(index * group, out, 1)
+    });
 }
 
 /// All rows for the tiles of a product, normed on the way.
@@ -143,10 +165,15 @@ fn grouped(x: &[f32], width: usize, before: Option<Norm<'_>>) -> Grouped {
     grouped
 }
 
-/// `activation(gate) · up` of all rows, a part of the elements at a time.
-fn activated(x: &Grouped, gate_up: &Product<'_>, activation: Activation, parts: usize) -> Grouped {
+/// `down(activation(gate) · up)` of all rows, a part of the elements between the products at a time.
+fn feed_forward(
+    x: &Grouped,
+    [gate_up, down]: [&Product<'_>; 2],
+    activation: Activation,
+    out: &mut [f32],
+    parts: usize,
+) {
     let (rows, inner) = (x.rows(), gate_up.columns.len() / 2);
-    let mut result = Grouped::zeros(rows, inner);
     let most = inner_at_once(inner, rows, parts);
     let mut both = vec![0.0; rows * 2 * most];
     let mut row = vec![0.0; most];
@@ -162,12 +189,22 @@ fn activated(x: &Grouped, gate_up: &Product<'_>, activation: Activation, parts: 
             false => vec![columns(from..to), columns(inner + from..inner + to)],
         };
         products(x, parts_of_both, &mut both, parts);
+        let mut gate = Grouped::zeros(rows, count);
         for (index, both) in both.chunks_exact(2 * count).take(rows).enumerate() {
             gated(both, activation, &mut row[..count]);
-            result.set(index, from, &row[..count]);
+            gate.set(index, 0, &row[..count]);
         }
+        let rows = from..to;
+        products(
+            &gate,
+            vec![Product {
+                rows,
+                ..down.clone()
+            }],
+            out,
+            parts,
+        );
     }
-    result
 }
 
 struct Add<'a> {

@@ -6,6 +6,8 @@
 mod grouped;
 mod tiles;
 
+use std::ops::Range;
+
 pub(crate) use self::grouped::Grouped;
 use self::{
     grouped::Tile,
@@ -16,9 +18,17 @@ use super::Format;
 /// The most rows that wait for memory rather than for the units: they read two panels at a time.
 const FEW: usize = 32;
 
-/// `x · weight` for every row of `out`, on this thread. The weight has one panel for every 32 columns.
-pub(crate) fn linear<F: Format>(x: &Grouped, panels: &[F], out: &mut [&mut [f32]]) {
-    if x.width() == 0 {
+/// `x · weight` for every row of `out`, on this thread. The weight has one panel for every 32 columns, of `height` rows
+/// of the reduction. Those of `reduction` are computed: from the first row on, or after it, where the chains in `out`
+/// end.
+pub(crate) fn linear<F: Format>(
+    x: &Grouped,
+    panels: &[F],
+    height: usize,
+    reduction: Range<usize>,
+    out: &mut [&mut [f32]],
+) {
+    if height == 0 {
         out.iter_mut().for_each(|row| row.fill(0.0));
         return;
     }
@@ -32,13 +42,15 @@ pub(crate) fn linear<F: Format>(x: &Grouped, panels: &[F], out: &mut [&mut [f32]
         ($rows:literal, $lanes:literal, $panels:literal) => {
             x.simd.run(Rows::<'_, '_, F, $rows, $lanes, $panels> {
                 x: x.groups(),
-                width: x.width(),
                 panels,
+                height,
+                reduction,
                 out,
             })
         };
     }
     match x.tile {
+        Tile::One if reduction.len() < height => tile!(1, 32, 2),
         Tile::One => x.simd.run(Row {
             x: x.groups::<1>().as_flattened(),
             panels,

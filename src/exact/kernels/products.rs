@@ -5,11 +5,14 @@ use std::ops::Range;
 use super::{Grouped, PANEL, threads};
 use crate::exact::packed::Packed;
 
-/// Some columns of a weight, the first of a panel, and a bias for all of its columns.
+/// A part of a weight, and a bias for all of its columns.
 #[derive(Clone)]
 pub(crate) struct Product<'a> {
     pub(crate) weight: &'a Packed,
     pub(crate) bias: Option<&'a [f32]>,
+    /// Rows of the reduction. After the first row a product continues the sums that it finds.
+    pub(crate) rows: Range<usize>,
+    /// Columns, the first of a panel.
     pub(crate) columns: Range<usize>,
 }
 
@@ -69,6 +72,7 @@ impl<'a> Product<'a> {
         Self {
             weight,
             bias,
+            rows: 0..weight.dims()[0],
             columns: 0..weight.dims()[1],
         }
     }
@@ -83,7 +87,7 @@ impl<'a> Product<'a> {
         let (left, right) = (self.columns.start..column, column..self.columns.end);
         let one = Self {
             columns: left,
-            ..self
+            ..self.clone()
         };
         let other = Self {
             columns: right,
@@ -97,8 +101,10 @@ impl<'a> Product<'a> {
         if self.columns.is_empty() {
             return;
         }
-        self.weight.multiply(x, self.columns.clone(), rows);
-        if let Some(bias) = self.bias {
+        let (part, columns) = (self.rows.clone(), self.columns.clone());
+        self.weight.multiply(x, part, columns, rows);
+        let ends = self.rows.end == self.weight.dims()[0];
+        if let Some(bias) = self.bias.filter(|_| ends) {
             for row in rows {
                 for (out, bias) in row.iter_mut().zip(&bias[self.columns.clone()]) {
                     *out += bias;

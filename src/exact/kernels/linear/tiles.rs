@@ -1,5 +1,7 @@
 //! The loops over the panels of a weight.
 
+use std::ops::Range;
+
 use crate::exact::kernels::{
     Format, PANEL,
     rounding::MulAdd,
@@ -53,10 +55,13 @@ fn add_both<M: MulAdd, F: Format>(x: &[f32], one: &[F], other: &[F], sums: &mut 
 /// `PANELS` panels take turns in blocks that fit the first-level cache together. While one block is computed, the next
 /// is fetched, so that memory is read all the time.
 pub(super) struct Rows<'a, 'b, F, const R: usize, const LANES: usize, const PANELS: usize> {
-    /// `[rows / R, width]`
+    /// `[rows / R, rows of the reduction]`
     pub(super) x: &'a [[f32; R]],
-    pub(super) width: usize,
     pub(super) panels: &'a [F],
+    /// Rows of the reduction in a panel.
+    pub(super) height: usize,
+    /// Those that are computed. After the first row the sums in `out` are continued.
+    pub(super) reduction: Range<usize>,
     pub(super) out: &'a mut [&'b mut [f32]],
 }
 
@@ -70,20 +75,31 @@ impl<F: Format, const R: usize, const LANES: usize, const PANELS: usize> Kernel
 
     #[inline(always)]
     fn call<M: MulAdd>(self) {
-        let (width, columns) = (self.width, self.out[0].len());
-        let (size, block) = (width / F::ROWS, BLOCK / PANELS);
+        let (width, columns) = (self.reduction.len(), self.out[0].len());
+        let (size, block) = (self.height / F::ROWS, BLOCK / PANELS);
+        let (first, continues) = (self.reduction.start / F::ROWS, self.reduction.start > 0);
         let groups = self.x.len() / width;
         let mut sums = vec![[[0.0; PANEL]; R]; PANELS * groups];
         let mut wide = [[0.0; PANEL]; BLOCK];
         let widens = groups > F::GROUPS;
         for (index, panels) in self.panels.chunks(PANELS * size).enumerate() {
             sums.fill([[0.0; PANEL]; R]);
+            if continues {
+                let sums = sums.chunks_exact_mut(groups).take(panels.len() / size);
+                for (panel, sums) in sums.enumerate() {
+                    let left = (index * PANELS + panel) * PANEL;
+                    let count = PANEL.min(columns - left);
+                    for (out, sums) in self.out.iter().zip(sums.as_flattened_mut()) {
+                        sums[..count].copy_from_slice(&out[left..][..count]);
+                    }
+                }
+            }
             for from in (0..width).step_by(block) {
                 let to = (from + block).min(width);
                 // The next block is in these panels or in those after them.
                 let next = match to < width {
-                    true => index * PANELS * size + to / F::ROWS,
-                    false => (index + 1) * PANELS * size,
+                    true => index * PANELS * size + first + to / F::ROWS,
+                    false => (index + 1) * PANELS * size + first,
                 };
                 let mut ahead = Ahead::<_, PANELS> {
                     panels: std::array::from_fn(|panel: usize| {
@@ -93,7 +109,7 @@ impl<F: Format, const R: usize, const LANES: usize, const PANELS: usize> Kernel
                     every: groups * PANELS * PANEL / LANES,
                 };
                 for (panel, sums) in panels.chunks_exact(size).zip(sums.chunks_exact_mut(groups)) {
-                    let panel = &panel[from / F::ROWS..to / F::ROWS];
+                    let panel = &panel[first + from / F::ROWS..first + to / F::ROWS];
                     if widens {
                         for (row, wide) in wide[..to - from].iter_mut().enumerate() {
                             *wide = panel[row / F::ROWS].widen(row % F::ROWS);
