@@ -25,16 +25,19 @@ mod chat;
 mod config;
 mod error;
 mod generation;
-mod json;
 mod stops;
 mod stream;
+mod template;
 
 use std::{fmt, path::Path};
+
+use minijinja::{Value, value::Serde};
+use serde::Serialize;
 
 pub use self::{
     chat::Message, error::TextError, generation::TextGeneration, stops::Stops, stream::TextStream,
 };
-use self::{chat::Template, config::Config};
+use self::{config::Config, template::Template};
 use crate::files;
 
 /// The tokenizer of a model folder: converts text to ids and back.
@@ -162,8 +165,11 @@ impl Tokenizer {
     /// [`TextError::NoTemplate`], [`TextError::Raised`] if the template refuses the messages, [`TextError::Template`]
     /// if the template itself is wrong.
     ///
+    /// A template has limits on its size, depth, steps and bytes, far above what published templates need. Beyond them it
+    /// is wrong.
+    ///
     /// # Cost
-    /// Every call parses the template.
+    /// Every call parses the template, on a thread of its own.
     ///
     /// ```
     /// use kv_direct::text::{Message, Tokenizer};
@@ -178,7 +184,36 @@ impl Tokenizer {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, TextError> {
-        self.template.render(messages, add_generation_prompt)
+        let none = Value::from_iter::<[(&str, ()); 0]>([]);
+        self.template.render(messages, add_generation_prompt, none)
+    }
+
+    /// As [`render`](Self::render), with variables of the caller's own: a map or a structure, such as `tools`,
+    /// `documents` or `enable_thinking`. They take the place of special tokens of the same name, but not of `messages`
+    /// and `add_generation_prompt`.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    ///
+    /// use kv_direct::text::{Message, Tokenizer};
+    ///
+    /// let tokenizer = Tokenizer::from_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny"))?;
+    /// let variables = BTreeMap::from([("enable_thinking", false)]);
+    /// let text = tokenizer.render_with(&[Message::new("user", "Hi")], true, &variables)?;
+    /// # Ok::<(), kv_direct::text::TextError>(())
+    /// ```
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        variables: &(impl Serialize + ?Sized),
+    ) -> Result<String, TextError> {
+        let variables = Value::from(Serde(variables));
+        self.template
+            .render(messages, add_generation_prompt, variables)
     }
 
     /// The ids of the text that [`render`](Self::render) returns. No special tokens are added: a template contains

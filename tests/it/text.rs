@@ -6,3 +6,5 @@ mod generation;
 mod real_tokenizers;
 mod stops;
 mod streaming;
+mod template_limits;
+mod templates;

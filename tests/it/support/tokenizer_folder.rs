@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use kv_direct::text::{TextError, Tokenizer};
@@ -15,7 +16,10 @@ pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new(test: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("kv-direct-{}-{test}", std::process::id()));
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kv-direct-{}-{made}-{test}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
         fs::create_dir_all(&dir).expect("a folder");
         Self(dir)
     }
