@@ -57,7 +57,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let tokenizer = Tokenizer::from_dir(&args.model)?;
     let sampling = args.sampling.build()?;
-    let model = common::load(&args.model)?;
+    let mut model = common::load(&args.model)?;
+    model.eos.extend(tokenizer.eos());
     let mut session = Session {
         cache: cache(&args.cache, args.hot, &model.decoder)?,
         held: Vec::new(),

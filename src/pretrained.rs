@@ -95,6 +95,10 @@ pub fn load_with_progress(
     let described = Described::read(dir)?;
     let weights = Weights::open(dir)?;
     let (mut config, mut warnings) = (described.config, described.warnings);
+    if let Some(index) = &weights.index_ignored {
+        let index = index.clone();
+        warnings.push(Warning::IndexIgnored { index });
+    }
     let names = if described.wrapped {
         Names::wrapped(config.post_norms, &weights)
     } else {

@@ -28,6 +28,7 @@ mod generation;
 mod stops;
 mod stream;
 mod template;
+mod vocabulary;
 
 use std::{fmt, path::Path};
 
@@ -37,14 +38,16 @@ use serde::Serialize;
 pub use self::{
     chat::Message, error::TextError, generation::TextGeneration, stops::Stops, stream::TextStream,
 };
-use self::{config::Config, template::Template};
+use self::{config::Config, template::Template, vocabulary::Vocabulary};
 use crate::files;
 
 /// The tokenizer of a model folder: converts text to ids and back.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Vocabulary,
     /// The id that begins a text, if the folder names one.
     bos: Option<u32>,
+    /// The id that ends a text, if the folder names one.
+    eos: Option<u32>,
     /// Whether the folder requires it in front of raw text.
     add_bos: bool,
     template: Template,
@@ -87,23 +90,21 @@ impl Tokenizer {
             path: path.clone(),
             source,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(bad)?;
-        inner
-            .with_padding(None)
-            .with_truncation(None)
-            .map_err(bad)?;
+        let inner = Vocabulary::from_bytes(bytes).map_err(bad)?;
         let config = Config::read(dir)?;
-        let token = config.token("bos_token");
-        let bos = token.and_then(|token| inner.token_to_id(token));
-        if config.add_bos && bos.is_none() {
+        let id = |name| config.token(name).and_then(|token| inner.id(token));
+        let (bos, eos) = (id("bos_token"), id("eos_token"));
+        let token = config.token("bos_token").filter(|_| bos.is_none());
+        if let Some(token) = token.filter(|_| config.add_bos) {
             return Err(TextError::UnknownBos {
                 path: dir.join("tokenizer_config.json"),
-                token: token.map(str::to_owned),
+                token: token.to_owned(),
             });
         }
         Ok(Self {
             inner,
             bos,
+            eos,
             add_bos: config.add_bos,
             template: Template::new(dir, config.template, config.tokens),
         })
@@ -111,7 +112,7 @@ impl Tokenizer {
 
     /// The ids of raw text, with the special tokens that the tokenizer puts around a text.
     ///
-    /// Exactly one begin-of-text id comes first if `tokenizer.json` or `add_bos_token` requires one. A text that
+    /// Exactly one begin-of-text id comes first if the folder names that token and `tokenizer.json` or `add_bos_token` requires one. A text that
     /// begins with that token's own string does not get a second one, as it does in transformers. transformers also
     /// ignores `add_bos_token` if there is a `tokenizer.json`. Here `true` adds the token, and `false` leaves the
     /// decision to `tokenizer.json`.
@@ -119,7 +120,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Encode`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.encode_fast(text, true);
+        let encoding = self.inner.encode(text, true);
         let encoding = encoding.map_err(|source| TextError::Encode { source })?;
         let mut ids = encoding.get_ids().to_vec();
         let Some(bos) = self.bos else {
@@ -143,10 +144,10 @@ impl Tokenizer {
     /// [`TextError::Decode`].
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         // Some decoders of the tokenizers crate fail on an empty list.
-        if ids.iter().all(|&id| self.shown(id).is_none()) {
+        if ids.iter().all(|&id| self.inner.shown(id).is_none()) {
             return Ok(String::new());
         }
-        let text = self.inner.decode(ids, true);
+        let text = self.inner.decode(ids);
         text.map_err(|source| TextError::Decode { source })
     }
 
@@ -227,15 +228,14 @@ impl Tokenizer {
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>, TextError> {
         let text = self.render(messages, add_generation_prompt)?;
-        let encoding = self.inner.encode_fast(text, false);
+        let encoding = self.inner.encode(&text, false);
         let encoding = encoding.map_err(|source| TextError::Encode { source })?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The token of an id; `None` for special and unknown ones, which decoding leaves out.
-    fn shown(&self, id: u32) -> Option<String> {
-        let special = self.inner.get_added_vocabulary();
-        let token = self.inner.id_to_token(id)?;
-        (!special.is_special_token(&token)).then_some(token)
+    /// The id that ends a text, if the folder names such a token. `generation_config.json` may name others.
+    #[must_use]
+    pub const fn eos(&self) -> Option<u32> {
+        self.eos
     }
 }

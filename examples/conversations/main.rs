@@ -100,7 +100,8 @@ fn main() -> Result<()> {
         "chats, turns and new must not be 0"
     );
     let tokenizer = Tokenizer::from_dir(&args.model)?;
-    let model = common::load(&args.model)?;
+    let mut model = common::load(&args.model)?;
+    model.eos.extend(tokenizer.eos());
     let bar = ProgressBar::new(2 * (args.chats * args.turns) as u64);
     bar.set_style(ProgressStyle::with_template(
         "{bar:40} {pos}/{len} turns, {eta} left, {msg}",

@@ -24,7 +24,7 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path, largest: u64) -> Result<T, 
     }
     let mut text = Vec::new();
     file.take(largest).read_to_end(&mut text).map_err(io)?;
-    serde_json::from_slice(&text).map_err(|source| LoadError::Json {
+    serde_json::from_slice(&files::json(text)).map_err(|source| LoadError::Json {
         path: path.into(),
         source,
     })

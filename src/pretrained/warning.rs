@@ -1,6 +1,6 @@
 //! Warnings about a model folder that can still be loaded.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
 /// Something that a model folder does not state, or states inconsistently, and how it was interpreted.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +16,11 @@ pub enum Warning {
     HeadAbsent {
         /// The tensor that is missing.
         tensor: String,
+    },
+    /// The folder has `model.safetensors` and an index of other files. The index is ignored.
+    IndexIgnored {
+        /// The index.
+        index: PathBuf,
     },
     /// The configuration states no rotary base. The family's first one is used.
     DefaultTheta {
@@ -34,6 +39,11 @@ impl fmt::Display for Warning {
             Self::HeadAbsent { tensor } => write!(
                 f,
                 "{tensor} is not stored, so the head is the embedding although tie_word_embeddings is false"
+            ),
+            Self::IndexIgnored { index } => write!(
+                f,
+                "{} is ignored, since there is a model.safetensors beside it",
+                index.display()
             ),
             Self::DefaultTheta { theta } => {
                 write!(f, "rope_theta is absent and taken to be {theta}")

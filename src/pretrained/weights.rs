@@ -21,6 +21,8 @@ use crate::{
 pub(super) struct Weights {
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, Stored>,
+    /// The index, if there is one that the folder's single file takes the place of.
+    pub(super) index_ignored: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -37,16 +39,20 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of exactly the files that the index names. Without an index, reads that of
-    /// `model.safetensors`, or else those of every safetensors file.
+    /// Reads the header of `model.safetensors`; if there is none, those of exactly the files that the index names; without
+    /// an index, those of every safetensors file.
     pub(super) fn open(dir: &Path) -> Result<Self, LoadError> {
         let index = dir.join("model.safetensors.index.json");
         let single = dir.join("model.safetensors");
         let mut weights = Self {
             files: Vec::new(),
             tensors: BTreeMap::new(),
+            index_ignored: None,
         };
-        if index.exists() {
+        if single.exists() {
+            weights.add(single, |_| true)?;
+            weights.index_ignored = Some(index).filter(|index| index.exists());
+        } else if index.exists() {
             let map = json::read::<Index>(&index, LARGEST_INDEX)?.weight_map;
             for shard in map.values().collect::<BTreeSet<_>>() {
                 // A name that contains a path could point out of the folder.
@@ -74,8 +80,6 @@ impl Weights {
                     unexpected: Vec::new(),
                 });
             }
-        } else if single.exists() {
-            weights.add(single, |_| true)?;
         } else {
             let entries = dir.read_dir().map_err(|source| LoadError::Io {
                 path: dir.into(),

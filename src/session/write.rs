@@ -22,8 +22,9 @@ use crate::{
 /// Writes everything that `cache` needs to continue to a file. Replaces a file at `path`.
 ///
 /// The file is written to a temporary folder beside `path`, synced to the disk and moved. At any time, `path` is
-/// either the old file or the new one. If the process is killed, a folder may remain whose name begins with a dot and
-/// ends in `.tmp`. Only its owner can read the file. A link at `path` is replaced.
+/// either the old file or the new one. If the process is killed, a folder may remain whose name begins with
+/// `.kv-direct-` and ends in `.tmp`. Only its owner can read the file. A link at `path` is replaced; a folder, a pipe or
+/// a device is not.
 ///
 /// # Errors
 /// [`SessionError`] if the file cannot be written, or if the cache does not return its state.
@@ -103,9 +104,17 @@ fn write_aside(
     parts: Vec<(&str, Part<'_>)>,
     facts: Facts,
 ) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Something special, such as a pipe, is not replaced by a file.
+    if let Ok(there) = path.symlink_metadata()
+        && !there.is_file()
+        && !there.is_symlink()
+    {
+        let message = "not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    // Not the name of the file, which may be as long as names can be.
     let aside = tempfile::Builder::new()
-        .prefix(&format!(".{name}."))
+        .prefix(".kv-direct-")
         .suffix(".tmp")
         .tempdir_in(folder)?;
     let temporary = aside.path().join("session");

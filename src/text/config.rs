@@ -108,7 +108,7 @@ fn object(path: &Path) -> Result<Map<String, Value>, TextError> {
         path: path.into(),
         source,
     })?;
-    serde_json::from_slice(&bytes).map_err(|source| TextError::Json {
+    serde_json::from_slice(&files::json(bytes)).map_err(|source| TextError::Json {
         path: path.into(),
         source,
     })

@@ -44,13 +44,13 @@ pub enum TextError {
         /// What is wrong.
         source: Source,
     },
-    /// `add_bos_token` is set, but the token does not exist.
+    /// `add_bos_token` is set, but the token that it names is not in the vocabulary.
     #[error("{} asks for add_bos_token, but its bos_token {token:?} is not in the vocabulary", path.display())]
     UnknownBos {
         /// The file.
         path: PathBuf,
-        /// `bos_token`, if there is one.
-        token: Option<String>,
+        /// `bos_token`.
+        token: String,
     },
     /// The tokenizer refused a text.
     #[error("the text cannot be encoded")]
@@ -95,6 +95,16 @@ pub enum TextError {
     /// A stop string is empty. Every text would contain it.
     #[error("a stop string is empty")]
     EmptyStop,
+    /// A stop string contains a special token, which has no text, beside other text.
+    #[error(
+        "the stop string {stop:?} contains the special token {token:?}, which is never part of the text"
+    )]
+    SpecialStop {
+        /// The stop string.
+        stop: String,
+        /// The token.
+        token: String,
+    },
     /// No further id could be generated.
     #[error(transparent)]
     Generate(#[from] GenerateError),

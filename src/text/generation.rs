@@ -41,6 +41,9 @@ where
     generation: Generation<'a, C>,
     stream: TextStream<'a>,
     stops: Stops,
+    tokenizer: &'a Tokenizer,
+    /// Special tokens that end the text, as they were asked for.
+    stop_tokens: Vec<(u32, String)>,
     ids: Vec<u32>,
     done: bool,
     finish_reason: Option<FinishReason>,
@@ -59,6 +62,8 @@ where
             generation,
             stream: tokenizer.stream(),
             stops: Stops::new(),
+            tokenizer,
+            stop_tokens: Vec::new(),
             ids: Vec::new(),
             done: false,
             finish_reason: None,
@@ -66,12 +71,18 @@ where
         }
     }
 
-    /// Adds a stop string, before which the text ends; see [`Stops`].
+    /// Adds a stop string, before which the text ends; see [`Stops`]. The string of a special token, which has no text,
+    /// stands for the token.
     ///
     /// # Errors
-    /// [`TextError::EmptyStop`].
+    /// [`TextError::EmptyStop`], and [`TextError::SpecialStop`] for a special token beside other text.
     pub fn with_stop(mut self, stop: impl Into<String>) -> Result<Self, TextError> {
-        self.stops.add(stop)?;
+        let stop = stop.into();
+        match self.tokenizer.inner.special_in(&stop) {
+            Some((id, token)) if token == stop => self.stop_tokens.push((id, stop)),
+            Some((_, token)) => return Err(TextError::SpecialStop { stop, token }),
+            None => self.stops.add(stop)?,
+        }
         Ok(self)
     }
 
@@ -101,7 +112,9 @@ where
             }
         };
         self.ids.extend(id);
-        let ended = self.generation.finish_reason();
+        let special = self.stop_tokens.iter().find(|(stop, _)| Some(*stop) == id);
+        let special = special.map(|(_, stop)| FinishReason::StopString(stop.clone()));
+        let ended = special.or_else(|| self.generation.finish_reason());
         let mut shown = String::new();
         if let Some(id) = id
             && !matches!(ended, Some(FinishReason::EndOfText(_)))

@@ -33,6 +33,8 @@ pub struct TextStream<'a> {
     context: usize,
     /// The text of `ids` that was returned.
     shown: String,
+    /// Where tokens are nothing but bytes: those that are not a character yet. Then the other fields stay empty.
+    bytes: Vec<u8>,
 }
 
 impl<'a> TextStream<'a> {
@@ -42,6 +44,7 @@ impl<'a> TextStream<'a> {
             ids: Vec::new(),
             context: 0,
             shown: String::new(),
+            bytes: Vec::new(),
         }
     }
 
@@ -51,9 +54,14 @@ impl<'a> TextStream<'a> {
     /// [`TextError::Decode`], [`TextError::Unstable`].
     ///
     /// # Cost
-    /// Decodes the ids since the last but one place where the text was complete.
+    /// Decodes the ids since the last but one place where the text was complete. Where tokens are nothing but bytes, this
+    /// one only.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
-        let Some(token) = self.tokenizer.shown(id) else {
+        if let Some(bytes) = self.tokenizer.inner.token_bytes(id) {
+            self.bytes.extend(bytes);
+            return Ok(take_characters(&mut self.bytes));
+        }
+        let Some(token) = self.tokenizer.inner.shown(id) else {
             return Ok(String::new());
         };
         self.ids.push(id);
@@ -80,6 +88,10 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn finish(&mut self) -> Result<String, TextError> {
+        if !self.bytes.is_empty() {
+            let rest = std::mem::take(&mut self.bytes);
+            return Ok(String::from_utf8_lossy(&rest).into_owned());
+        }
         let text = self.tokenizer.decode(&self.ids)?;
         let piece = self.unseen(&text);
         *self = Self::new(self.tokenizer);
@@ -96,6 +108,26 @@ impl<'a> TextStream<'a> {
             }),
         }
     }
+}
+
+/// Takes the bytes of all characters that are complete. Bytes that are no character become U+FFFD, unless more of them
+/// could make one.
+fn take_characters(bytes: &mut Vec<u8>) -> String {
+    let (mut text, mut taken) = (String::new(), 0);
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        taken += chunk.valid().len();
+        let invalid = chunk.invalid();
+        let error = std::str::from_utf8(invalid).err();
+        let unfinished = error.is_some_and(|error| error.error_len().is_none());
+        let last = taken + invalid.len() == bytes.len();
+        if !invalid.is_empty() && !(last && unfinished) {
+            text.push(REPLACEMENT);
+            taken += invalid.len();
+        }
+    }
+    bytes.drain(..taken);
+    text
 }
 
 /// Whether a token stands for one byte, in the form that the tokenizers crate decodes.

@@ -128,7 +128,11 @@ fn files_beyond_any_model_are_not_read() {
         );
     };
     let index = "model.safetensors.index.json";
+    let one = folder.0.join(ONE);
+    let aside = folder.0.join("aside.safetensors");
+    fs::rename(&one, &aside).expect("renamed");
     too_large(&grow(index, (64 << 20) + 1), index, (64 << 20) + 1);
+    fs::rename(&aside, &one).expect("renamed");
     for file in ["generation_config.json", "config.json"] {
         too_large(&grow(file, (16 << 20) + 1), file, (16 << 20) + 1);
     }

@@ -133,12 +133,15 @@ fn any_values_of_a_configuration_load_or_are_refused() {
 #[test]
 fn any_bytes_of_an_index_load_or_are_refused() {
     let folder = folder("fuzz-index");
+    // A file of this name would be read without the index.
+    let shard = "model-00001-of-00001.safetensors";
     let good = fs::read(folder.0.join(ONE)).expect("there");
+    fs::rename(folder.0.join(ONE), folder.0.join(shard)).expect("renamed");
     let file = safetensors::SafeTensors::deserialize(&good).expect("safetensors");
     let map: serde_json::Map<String, Value> = file
         .names()
         .into_iter()
-        .map(|name| (name.to_owned(), json!(ONE)))
+        .map(|name| (name.to_owned(), json!(shard)))
         .collect();
     let good = json!({ "metadata": { "total_size": 1 }, "weight_map": map }).to_string();
     loads_or_refuses(&folder, bytes(good.into_bytes()), |bytes| {

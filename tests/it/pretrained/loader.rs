@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use burn::tensor::{Device, bf16, f16};
 use kv_direct::{
     model::DecoderConfig,
-    pretrained::{LoadError, load_with_progress},
+    pretrained::{LoadError, Warning, load_with_progress},
 };
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -62,6 +62,35 @@ fn shards_load_in_any_order_without_stray_files() {
         matches!(folder.refused(), LoadError::MissingShard { .. }),
         "a shard outside the folder"
     );
+}
+
+#[test]
+fn a_single_file_wins_over_an_index() {
+    let folder = Folder::new("both");
+    let whole = logits(&folder.load().expect("a good folder"));
+    let index = folder.0.join("model.safetensors.index.json");
+    let stale = json!({ "weight_map": { "model.norm.weight": FIRST } });
+    fs::write(&index, stale.to_string()).expect("written");
+    let loaded = folder.load().expect("the single file");
+    assert!(logits(&loaded) == whole);
+    assert!(loaded.warnings.contains(&Warning::IndexIgnored { index }));
+}
+
+#[test]
+fn numbers_that_are_no_json_matter_only_where_they_are_read() {
+    let folder = Folder::new("infinity");
+    let path = folder.0.join("config.json");
+    let good = fs::read_to_string(&path).expect("a configuration");
+    let open = good.trim_start().strip_prefix('{').expect("an object");
+    let with = |fields: &str| fs::write(&path, format!("{{{fields}, {open}")).expect("written");
+    with(r#""nobody": [NaN, -Infinity], "text": "Infinity""#);
+    folder.load().expect("nobody reads it");
+    let number = good.find("\"rope_theta\"").expect("a field");
+    let end = good[number..].find([',', '}']).expect("an end") + number;
+    let bad = format!("{}\"rope_theta\": NaN{}", &good[..number], &good[end..]);
+    fs::write(&path, bad).expect("written");
+    let error = folder.refused().to_string();
+    assert!(error.contains("rope_theta"), "{error}");
 }
 
 #[test]

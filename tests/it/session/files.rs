@@ -278,3 +278,26 @@ fn an_open_step_or_draft_is_not_written() {
         feed(&decoder, &mut cache, &[1][..]);
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn every_name_can_be_written_and_nothing_special_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let decoder = tiny(2);
+    let model = decoder.fingerprint();
+    let mut cache = FullKv::new(&decoder.shape());
+    feed(&decoder, &mut cache, vec![tokens(1, 3)]);
+    let long = folder.path().join("n".repeat(255));
+    session::save(&long, &cache, &model).expect("the longest name");
+    session::load(&long, &mut cache, &model, &Device::flex()).expect("its own file");
+
+    let special = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&special).expect("a socket");
+    for path in [&*special, folder.path()] {
+        let error = session::save(path, &cache, &model).expect_err("not a file");
+        assert!(matches!(error, SessionError::Io { .. }), "{error}");
+    }
+    assert!(!special.metadata().expect("still there").is_file());
+    let entries = fs::read_dir(folder.path()).expect("a folder").count();
+    assert_eq!(entries, 2, "nothing is left aside");
+}

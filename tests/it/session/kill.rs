@@ -80,7 +80,7 @@ fn the_old_file_or_the_new_one_remains() {
     for entry in fs::read_dir(folder.path()).expect("a folder") {
         let name = entry.expect("an entry").file_name();
         let name = name.to_string_lossy();
-        let aside = name.starts_with(".session.safetensors.") && name.ends_with(".tmp");
+        let aside = name.starts_with(".kv-direct-") && name.ends_with(".tmp");
         assert!(aside || name == "session.safetensors", "{name}");
     }
     assert!(

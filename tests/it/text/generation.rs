@@ -52,6 +52,46 @@ fn text_ends_before_a_stop_string_with_the_reason() {
     assert!(stopped.next().is_none());
 }
 
+/// A special token has no text, so its string stands for the token.
+#[test]
+fn the_string_of_a_special_token_stops_at_the_token() {
+    let decoder = tiny_decoder(2);
+    let mut cache = FullKv::new(&decoder.shape());
+    let ids: Vec<u32> = sampled(&decoder, &mut cache)
+        .collect::<Result<_, _>>()
+        .expect("finite");
+    let at = (4..30)
+        .find(|&i| !ids[..i].contains(&ids[i]))
+        .expect("a new id");
+    let token = tiny().decode(&ids[at..=at]).expect("an id");
+    let folder = Folder::tiny("special-stop");
+    let path = folder.0.join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("a tokenizer");
+    let mut json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    json["added_tokens"] = serde_json::json!([{
+        "id": ids[at], "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }]);
+    folder.write("tokenizer.json", &json.to_string());
+    let tokenizer = folder.tokenizer();
+    cache.clear();
+    let text = TextGeneration::new(sampled(&decoder, &mut cache), &tokenizer);
+    let mut text = text.with_stop(&*token).expect("a special token");
+    let shown = text.by_ref().collect::<Result<String, _>>().expect("text");
+    assert_eq!(shown, tiny().decode(&ids[..at]).expect("ids"));
+    assert_eq!(text.ids(), &ids[..=at]);
+    assert_eq!(
+        text.finish_reason(),
+        Some(FinishReason::StopString(token.clone()))
+    );
+    cache.clear();
+    let text = TextGeneration::new(sampled(&decoder, &mut cache), &tokenizer);
+    let error = text
+        .with_stop(format!("so {token}"))
+        .expect_err("never in the text");
+    assert!(matches!(error, TextError::SpecialStop { .. }), "{error}");
+}
+
 #[test]
 fn the_end_of_text_adds_no_text() {
     let (decoder, tokenizer) = (tiny_decoder(2), tiny());

@@ -29,7 +29,7 @@ fn invalid_bytes_do_not_delay_what_follows() {
     let ids = [on, on, on, id("x", 0)];
     assert_eq!(
         pieces(&tokenizer, &ids),
-        ["", "\u{FFFD}", "\u{FFFD}", "\u{FFFD}x", ""]
+        ["\u{FFFD}", "\u{FFFD}", "\u{FFFD}", "x", ""]
     );
 }
 
@@ -108,4 +108,16 @@ proptest! {
     ) {
         streams(&Folder::byte_fallback("fallback").tokenizer(), &ids);
     }
+}
+
+/// Every byte is looked at once: this would take minutes otherwise.
+#[test]
+fn long_runs_of_bytes_that_are_no_text_are_streamed() {
+    let tokenizer = tiny();
+    let id = tokenizer.encode("é").expect("text")[1];
+    let mut stream = tokenizer.stream();
+    for _ in 0..200_000 {
+        assert_eq!(stream.push(id).expect("an id"), "\u{FFFD}");
+    }
+    assert_eq!(stream.finish().expect("the end"), "");
 }
