@@ -121,7 +121,7 @@ fn take_characters(bytes: &mut Vec<u8>) -> String {
         let error = std::str::from_utf8(invalid).err();
         let unfinished = error.is_some_and(|error| error.error_len().is_none());
         let last = taken + invalid.len() == bytes.len();
-        if !invalid.is_empty() && !(last && unfinished) {
+        if !(invalid.is_empty() || last && unfinished) {
             text.push(REPLACEMENT);
             taken += invalid.len();
         }

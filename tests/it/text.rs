@@ -2,6 +2,7 @@
 
 mod chat;
 mod encoding;
+mod fuzz;
 mod generation;
 mod real_tokenizers;
 mod stops;
