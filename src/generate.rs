@@ -25,6 +25,12 @@ pub enum GenerateError {
         /// Tokens that were processed when they were computed.
         position: usize,
     },
+    /// Every id is banned.
+    #[error("all ids are banned, and one has to be chosen after position {position}")]
+    AllBanned {
+        /// Tokens before the id.
+        position: usize,
+    },
     /// The logits could not be read from the device.
     #[error("the logits could not be read")]
     Read(#[from] Box<TensorReadError>),
@@ -182,8 +188,11 @@ where
             if !more {
                 let position = self.cache.lengths().first().copied().unwrap_or(0);
                 let logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
+                if logits.iter().any(|logit| !logit.is_finite()) {
+                    return Err(GenerateError::NotFinite { position });
+                }
                 let id = self.sampler.choose(&logits);
-                let id = id.ok_or(GenerateError::NotFinite { position })?;
+                let id = id.ok_or(GenerateError::AllBanned { position })?;
                 self.due.push_back(vec![id]);
                 return Ok(id);
             }
@@ -214,24 +223,27 @@ where
 
 impl<C> FusedIterator for Generation<'_, C> where C: CacheBackend + ?Sized {}
 
-/// The index of the largest logit, the lowest of equals. `None` if a logit is not finite or the slice is empty.
+/// The index of the largest logit, the lowest of equals. A logit of negative infinity is a ban and never chosen. `None`
+/// if a logit is NaN or infinity, or if there is none to choose from.
 ///
 /// ```
 /// use kv_direct::generate::argmax;
 ///
 /// assert_eq!(argmax(&[0.5, 2.0, 2.0]), Some(1));
+/// assert_eq!(argmax(&[f32::NEG_INFINITY, -7.0]), Some(1));
 /// assert_eq!(argmax(&[0.5, f32::NAN]), None);
 /// ```
 #[must_use]
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best = 0;
-    for (index, logit) in logits.iter().enumerate() {
-        if !logit.is_finite() {
+    let mut best = None;
+    let mut largest = f32::NEG_INFINITY;
+    for (index, &logit) in logits.iter().enumerate() {
+        if logit.is_nan() || logit == f32::INFINITY {
             return None;
         }
-        if *logit > logits[best] {
-            best = index;
+        if logit > largest {
+            (best, largest) = (Some(index), logit);
         }
     }
-    u32::try_from(best).ok().filter(|_| !logits.is_empty())
+    best.and_then(|best| u32::try_from(best).ok())
 }

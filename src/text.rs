@@ -137,6 +137,25 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of a part of a text: no special token is added at its ends. What follows in a conversation is encoded so.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    ///
+    /// ```
+    /// use kv_direct::text::Tokenizer;
+    ///
+    /// let tokenizer = Tokenizer::from_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny"))?;
+    /// let ids = tokenizer.encode_plain(" and a fox")?;
+    /// assert_eq!(tokenizer.decode(&ids)?, " and a fox");
+    /// # Ok::<(), kv_direct::text::TextError>(())
+    /// ```
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = self.inner.encode(text, false);
+        let encoding = encoding.map_err(|source| TextError::Encode { source })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of `ids`, without special tokens and ids outside the vocabulary. Bytes that are not UTF-8 become
     /// U+FFFD.
     ///
@@ -227,10 +246,7 @@ impl Tokenizer {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>, TextError> {
-        let text = self.render(messages, add_generation_prompt)?;
-        let encoding = self.inner.encode(&text, false);
-        let encoding = encoding.map_err(|source| TextError::Encode { source })?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_plain(&self.render(messages, add_generation_prompt)?)
     }
 
     /// The id that ends a text, if the folder names such a token. `generation_config.json` may name others.

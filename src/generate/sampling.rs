@@ -44,6 +44,7 @@ pub struct Sampling {
     top_p: f64,
     min_p: f64,
     repetition_penalty: f64,
+    banned: BTreeSet<u32>,
     seed: u64,
 }
 
@@ -63,6 +64,7 @@ impl Sampling {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            banned: BTreeSet::new(),
             seed: 0,
         }
     }
@@ -120,6 +122,20 @@ impl Sampling {
         self.repetition_penalty =
             accept("repetition_penalty", penalty, good, "above 0, and finite")?;
         Ok(self)
+    }
+
+    /// Bans ids: they are never chosen. Further bans add to these, and ids outside the vocabulary have no effect.
+    ///
+    /// ```
+    /// use kv_direct::generate::{Sampler, Sampling};
+    ///
+    /// let mut sampler = Sampler::new(Sampling::new().with_banned([1]));
+    /// assert_eq!(sampler.choose(&[1.0, 1.5, -1.0]), Some(0));
+    /// ```
+    #[must_use]
+    pub fn with_banned(mut self, ids: impl IntoIterator<Item = u32>) -> Self {
+        self.banned.extend(ids);
+        self
     }
 
     /// Sets the seed. With the same seed and the same logits, the ids are the same on every platform.
@@ -187,15 +203,17 @@ impl Sampler {
         self.seen.extend(ids);
     }
 
-    /// Chooses the next id and marks it as seen. `None` if a logit is not finite or the slice is empty.
+    /// Chooses the next id and marks it as seen. A logit of negative infinity is a ban. `None` if a logit is NaN or
+    /// infinity, or if there is none to choose from.
     ///
     /// # Cost
-    /// Without a penalty, one pass over the logits at temperature 0. Else a copy in f64; at temperature above 0 also a
+    /// Without a penalty and bans, one pass over the logits at temperature 0. Else a copy in f64; at temperature above 0 also a
     /// sort, of `top_k` numbers if that is set.
     pub fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         let largest = argmax(logits)?;
-        let Sampling { temperature, .. } = self.sampling;
-        let id = if temperature == 0.0 && self.sampling.repetition_penalty == 1.0 {
+        let temperature = self.sampling.temperature;
+        let plain = self.sampling.repetition_penalty == 1.0 && self.sampling.banned.is_empty();
+        let id = if temperature == 0.0 && plain {
             largest
         } else {
             let scores = self.penalised(logits);
@@ -210,7 +228,7 @@ impl Sampler {
         Some(id)
     }
 
-    /// Every id with its logit after the repetition penalty.
+    /// Every id that is not banned, with its logit after the repetition penalty.
     fn penalised(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let mut scores: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&l| l.into())).collect();
         let penalty = self.sampling.repetition_penalty;
@@ -224,6 +242,10 @@ impl Sampler {
                 *score = changed.clamp(f64::MIN, f64::MAX);
             }
         }
+        let banned = |id: u32| {
+            logits[id as usize] == f32::NEG_INFINITY || self.sampling.banned.contains(&id)
+        };
+        scores.retain(|&(id, _)| !banned(id));
         scores
     }
 

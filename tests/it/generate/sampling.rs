@@ -123,7 +123,7 @@ fn equal_logits_are_equally_probable() {
 #[test]
 fn logits_that_are_not_finite_are_refused_at_every_temperature() {
     for sampling in [Sampling::new(), at_temperature_one()] {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for bad in [f32::NAN, f32::INFINITY, -f32::NAN] {
             let mut sampler = Sampler::new(sampling.clone());
             assert_eq!(sampler.choose(&[1.0, bad, 2.0]), None);
         }
@@ -170,4 +170,27 @@ proptest! {
         let single = sampling.with_top_k(1).unwrap();
         prop_assert_eq!(Sampler::new(single).choose(&logits), argmax(&logits));
     }
+}
+
+#[test]
+fn banned_ids_are_never_chosen() {
+    let logits = [1.0, 3.0, 2.0, f32::NEG_INFINITY];
+    let warm = || Sampling::new().with_temperature(1.0).expect("in range");
+    for sampling in [
+        Sampling::new(),
+        warm(),
+        warm().with_top_k(1).expect("in range"),
+    ] {
+        let mut sampler = Sampler::new(sampling.clone().with_banned([1, 99]));
+        let chosen: Vec<u32> = (0..200)
+            .map(|_| sampler.choose(&logits).expect("two are left"))
+            .collect();
+        assert!(chosen.iter().all(|id| [0, 2].contains(id)), "{chosen:?}");
+        assert!(chosen.contains(&2));
+        let mut none = Sampler::new(sampling.with_banned(0..3));
+        assert_eq!(none.choose(&logits), None);
+        assert_eq!(none.choose(&[f32::INFINITY, 0.0]), None);
+    }
+    assert_eq!(argmax(&[f32::NEG_INFINITY]), None);
+    assert_eq!(argmax(&[f32::MIN, f32::NEG_INFINITY]), Some(0));
 }

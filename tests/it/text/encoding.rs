@@ -52,6 +52,14 @@ fn a_text_begins_with_one_begin_of_text() {
 }
 
 #[test]
+fn a_part_of_a_text_has_no_begin_of_text() {
+    let tokenizer = Folder::byte_fallback("plain").tokenizer();
+    assert_eq!(tokenizer.encode("ab").expect("text"), [0, 259, 260]);
+    assert_eq!(tokenizer.encode_plain("ab").expect("text"), [259, 260]);
+    assert_eq!(tokenizer.encode_plain("").expect("text"), [0; 0]);
+}
+
+#[test]
 fn truncation_and_padding_of_the_file_are_off() {
     let folder = Folder::new("truncation");
     let mut json = byte_fallback();
