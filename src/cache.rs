@@ -32,6 +32,7 @@
 //! [`planner`](crate::planner) for exact results in less memory.
 
 mod cached;
+mod checked;
 mod draft;
 mod error;
 mod forward;
@@ -61,7 +62,7 @@ pub use self::{
     step::Step,
     tokens::TokenIds,
 };
-pub(crate) use self::{forward::forward_to_field, state::wrong};
+pub(crate) use self::{checked::CheckedReplay, forward::forward_to_field, state::wrong};
 use crate::memory::MemoryReport;
 
 /// A KV cache: decides which keys and values attention reads.

@@ -13,6 +13,9 @@ use crate::{
 /// For every token, each method returns the bits of the decoder's own step, whatever other tokens share the
 /// call. In every tensor, the tokens of all sequences stand one after another, as in [`Positions`]. Tokens at
 /// [`Positions::EMPTY`] are pads: they are carried along and stay finite, and their results have no meaning.
+///
+/// A result of another shape or dtype is refused by the backends of this crate, with [`CacheError::Shape`] or
+/// [`CacheError::Dtype`]; the step has then failed.
 pub trait Replay {
     /// The residual entering the first block, from token ids: `[1, tokens, hidden]`.
     ///

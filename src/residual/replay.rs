@@ -1,8 +1,10 @@
 //! A replay under way: what a layer reads while old entries are rebuilt and carried on.
 
+use std::sync::Arc;
+
 use super::{Flow, ResidualCheckpoint, Retain, fill::Filling, prefix::Prefix};
 use crate::{
-    cache::{CacheError, KeysValues, Projection, Replay},
+    cache::{CacheError, CheckedReplay, KeysValues, Projection, Replay},
     exact::whole,
     positions::{Positions, visible},
     storage::LayerStore,
@@ -39,6 +41,11 @@ impl ResidualCheckpoint {
         new: New<'_>,
         replay: &dyn Replay,
     ) -> Result<Option<KeysValues>, CacheError> {
+        let setup = Arc::clone(&self.setup);
+        let replay = &CheckedReplay {
+            replay,
+            shape: &setup.shape,
+        };
         // A layer that drops entries puts them into the shared buffers: its store keeps the hot ones only.
         let drops =
             !self.step.complete[layer] && self.step.first_held.iter().any(|&first| first > 0);

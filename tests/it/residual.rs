@@ -12,3 +12,4 @@ mod parking;
 mod plans;
 mod replays;
 mod setup;
+mod wrong_decoders;
