@@ -259,6 +259,20 @@ fn operands_of_a_tilde_stay_what_they_are() {
 }
 
 #[test]
+fn what_is_added_to_a_safe_text_is_escaped() {
+    equal(&[
+        ("{{ '<a>'|safe + '<b>' + 'c\"d' }}", "<a>&lt;b&gt;c&#34;d"),
+        ("{{ '<' + '>'|safe }}{{ '<' + '>' }}", "&lt;><>"),
+        (
+            "{{ 'x' ~ ('<a>'|safe + '<b>') ~ '<c>' }}",
+            "x<a>&lt;b&gt;<c>",
+        ),
+        ("{% set x = 'a' | escape + '<' %}{{ x }}", "a&lt;"),
+        ("{{ 1 + 1 - 1 + 3 }}{{ 'a' + 'b' ~ 'c' + 'd' }}", "4abcd"),
+    ]);
+}
+
+#[test]
 fn json_is_that_of_python() {
     equal(&[
         (

@@ -1,4 +1,6 @@
-//! What is written between the tokens of an expression: filters of the operands of `~`, and behind generators.
+//! What is written between the tokens of an expression: filters of operands, and behind generators.
+
+use std::{collections::BTreeMap, iter, ops::Range};
 
 use super::{
     GENERATED, SourceError, TEXT, literal,
@@ -23,9 +25,9 @@ pub(super) fn write(tokens: &[Token<'_>], out: &mut String) -> Result<(), Source
     if calls_cycle_without_items(tokens) {
         return Err(SourceError::Cycle);
     }
-    let marks = marks(tokens);
+    let mut marks = marks(tokens).into_iter().peekable();
     for at in 0..=tokens.len() {
-        for mark in marks.iter().filter(|mark| mark.at == at) {
+        while let Some(mark) = marks.next_if(|mark| mark.at == at) {
             out.push_str(mark.text);
             if let Some(filter) = mark.filter {
                 out.push_str(filter);
@@ -56,52 +58,86 @@ struct Mark {
     filter: Option<&'static str>,
 }
 
-/// What is written between tokens: brackets around operands of `~`, and filters behind generators.
+/// What is written between tokens, in their order: brackets and filters around operands, and filters behind generators.
 fn marks(tokens: &[Token<'_>]) -> Vec<Mark> {
     let depths = depths(tokens);
     let mut marks = Vec::new();
-    let close = |filter| (")|", Some(filter));
-    let mut tildes: Vec<usize> = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
-        if *token == Token::Other("~") {
-            tildes.push(at);
-        }
         let Token::Name(name) = token else { continue };
-        let before = tokens[..at].iter().rev().find(|token| !is_space(token));
-        if before == Some(&Token::Other("|")) && GENERATORS.contains(name) {
-            let end = after_call(tokens, &depths, at);
-            let (text, filter) = ("|", Some(GENERATED));
+        if GENERATORS.contains(name) && is_filter(tokens, at) {
             marks.push(Mark {
-                at: end,
-                text,
-                filter,
+                at: after_call(tokens, &depths, at),
+                text: "|",
+                filter: Some(GENERATED),
             });
         }
     }
-    // Each operand once: the left one of every `~`, and the right one of the last of a row.
-    for &at in &tildes {
-        let from = operand_start(tokens, &depths, at);
-        let to = operand_end(tokens, &depths, at);
-        let (text, filter) = close(TEXT);
-        let open = |at| Mark {
-            at,
-            text: "(",
-            filter: None,
-        };
-        marks.push(open(from));
-        marks.push(Mark { at, text, filter });
-        let followed = matches!(tokens.get(to), Some(Token::Other("~")));
-        if !followed {
-            marks.push(open(at + 1));
-            let (text, filter) = close(TEXT);
-            marks.push(Mark {
-                at: to,
-                text,
-                filter,
-            });
+    for operand in rows(tokens, &depths, "~").concat() {
+        filter(&mut marks, operand, TEXT);
+    }
+    for row in rows(tokens, &depths, "+") {
+        // What is added to a safe text is escaped.
+        let safe = |operand: &Range<usize>| is_safe(tokens, operand);
+        if row.iter().any(safe) {
+            let others = row.into_iter().filter(|operand| !safe(operand));
+            others.for_each(|operand| filter(&mut marks, operand, "e"));
         }
     }
+    marks.sort_by_key(|mark| mark.at);
     marks
+}
+
+/// Adds brackets around an operand, and a filter of it.
+fn filter(marks: &mut Vec<Mark>, operand: Range<usize>, filter: &'static str) {
+    marks.push(Mark {
+        at: operand.start,
+        text: "(",
+        filter: None,
+    });
+    marks.push(Mark {
+        at: operand.end,
+        text: ")|",
+        filter: Some(filter),
+    });
+}
+
+/// The operands of a binary operator, those of one row together.
+fn rows(tokens: &[Token<'_>], depths: &[usize], operator: &str) -> Vec<Vec<Range<usize>>> {
+    let mut rows: Vec<Vec<Range<usize>>> = Vec::new();
+    // The row that each depth is in.
+    let mut open: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for at in 0..tokens.len() {
+        if tokens[at] != Token::Other(operator) || !separates(tokens, at, operator) {
+            continue;
+        }
+        let to = operand_end(tokens, depths, at, operator);
+        let row = match open.get(&depths[at]) {
+            Some(&(row, end)) if end == at => row,
+            _ => {
+                let from = operand_start(tokens, depths, at, operator);
+                rows.push(iter::once(from..at).collect());
+                rows.len() - 1
+            }
+        };
+        rows[row].push(at + 1..to);
+        open.insert(depths[at], (row, to));
+    }
+    rows
+}
+
+/// Whether an operand ends in a filter that makes it a safe text.
+fn is_safe(tokens: &[Token<'_>], operand: &Range<usize>) -> bool {
+    let mut ends = operand.clone().rev().filter(|&at| !is_space(&tokens[at]));
+    ends.next().is_some_and(|at| {
+        let makes_safe = matches!(tokens[at], Token::Name("safe" | "e" | "escape"));
+        makes_safe && is_filter(tokens, at)
+    })
+}
+
+/// Whether a name is that of a filter.
+fn is_filter(tokens: &[Token<'_>], at: usize) -> bool {
+    let before = tokens[..at].iter().rev().find(|token| !is_space(token));
+    before == Some(&Token::Other("|"))
 }
 
 /// The index after a filter at `at`, and the brackets with its arguments.
@@ -117,13 +153,13 @@ fn after_call(tokens: &[Token<'_>], depths: &[usize], at: usize) -> usize {
 }
 
 /// Where the operand in front of `at` begins.
-fn operand_start(tokens: &[Token<'_>], depths: &[usize], at: usize) -> usize {
+fn operand_start(tokens: &[Token<'_>], depths: &[usize], at: usize, operator: &str) -> usize {
     let mut from = at;
     while from > 0 {
         let before = from - 1;
         let inside = depths[before] > depths[at];
         let opens = !inside && is_open(tokens[before]) && depths[before] < depths[at];
-        if !inside && (opens || separates(tokens, before)) {
+        if !inside && (opens || separates(tokens, before, operator)) {
             break;
         }
         from = before;
@@ -132,11 +168,11 @@ fn operand_start(tokens: &[Token<'_>], depths: &[usize], at: usize) -> usize {
 }
 
 /// Where the operand behind `at` ends.
-fn operand_end(tokens: &[Token<'_>], depths: &[usize], at: usize) -> usize {
+fn operand_end(tokens: &[Token<'_>], depths: &[usize], at: usize, operator: &str) -> usize {
     let mut to = at + 1;
     let end = closing(tokens);
     while to < tokens.len() && (to < end || depths[at] > 0) {
-        if depths[to] < depths[at] || depths[to] == depths[at] && separates(tokens, to) {
+        if depths[to] < depths[at] || depths[to] == depths[at] && separates(tokens, to, operator) {
             break;
         }
         to += 1;
@@ -148,10 +184,11 @@ fn is_open(token: Token<'_>) -> bool {
     matches!(token, Token::Other("(" | "[" | "{"))
 }
 
-/// Whether a token is an operator that binds weaker than `~`, or stands between expressions.
-fn separates(tokens: &[Token<'_>], at: usize) -> bool {
+/// Whether a token is an operator that binds no stronger than this one, `~` or `+`, or stands between expressions.
+fn separates(tokens: &[Token<'_>], at: usize, operator: &str) -> bool {
     match tokens[at] {
-        Token::Other("~" | "," | ":" | "=" | "==" | "!=" | "<" | "<=" | ">" | ">=") => true,
+        Token::Other("~") => operator == "~",
+        Token::Other("," | ":" | "=" | "==" | "!=" | "<" | "<=" | ">" | ">=") => true,
         Token::Other("{{" | "{%" | "}}" | "%}") => true,
         // A sign in front of a number is part of the operand.
         Token::Other("+" | "-") => {

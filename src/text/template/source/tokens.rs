@@ -2,8 +2,8 @@
 
 use super::Limit;
 
-/// The most tokens of a tag: the engine recurses over them.
-const TOKENS: usize = 4096;
+/// The most tokens of a tag. The engine recurses over them, and takes time that grows with their square.
+const TOKENS: usize = 2048;
 /// The most brackets within brackets.
 const BRACKETS: usize = 32;
 /// The most digits of a number.
