@@ -112,10 +112,10 @@ impl Tokenizer {
 
     /// The ids of raw text, with the special tokens that the tokenizer puts around a text.
     ///
-    /// Exactly one begin-of-text id comes first if the folder names that token and `tokenizer.json` or `add_bos_token` requires one. A text that
-    /// begins with that token's own string does not get a second one, as it does in transformers. transformers also
-    /// ignores `add_bos_token` if there is a `tokenizer.json`. Here `true` adds the token, and `false` leaves the
-    /// decision to `tokenizer.json`.
+    /// Exactly one begin-of-text id comes first if the folder names that token, and `tokenizer.json` or `add_bos_token`
+    /// requires one. A text that begins with that token's own string does not get a second one, as it does in
+    /// transformers. transformers also ignores `add_bos_token` if there is a `tokenizer.json`. Here `true` adds the
+    /// token, and `false` leaves the decision to `tokenizer.json`.
     ///
     /// # Errors
     /// [`TextError::Encode`].
@@ -210,7 +210,7 @@ impl Tokenizer {
 
     /// As [`render`](Self::render), with variables of the caller's own: a map or a structure, such as `tools`,
     /// `documents` or `enable_thinking`. They take the place of special tokens of the same name, but not of `messages`
-    /// and `add_generation_prompt`.
+    /// and `add_generation_prompt`. [`encode_plain`](Self::encode_plain) gives the ids of the text.
     ///
     /// # Errors
     /// As [`render`](Self::render).

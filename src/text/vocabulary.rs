@@ -150,28 +150,50 @@ impl Vocabulary {
     }
 }
 
-/// The character of a byte in byte-level tokens: itself if it is printable in Latin-1, else one from U+0100 on.
+/// The character of a byte in byte-level tokens: itself if it is printable in Latin-1. The others have the characters
+/// from U+0100 on, in their order.
 fn character(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    match printable(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
-            char::from_u32(0x100 + before).unwrap_or_default()
-        }
-    }
+    let others = match byte {
+        0..=0x20 => u32::from(byte),
+        0x7F..=0xA0 => 33 + u32::from(byte - 0x7F),
+        0xAD => 67,
+        _ => return char::from(byte),
+    };
+    char::from_u32(0x100 + others).unwrap_or_default()
 }
 
 /// The byte of a character.
 fn byte(c: char) -> Option<u8> {
-    match u8::try_from(u32::from(c)) {
-        Ok(byte) => Some(byte).filter(|&byte| character(byte) == c),
-        Err(_) => (0..=u8::MAX).find(|&byte| character(byte) == c),
-    }
+    let byte = match u32::from(c) {
+        code @ 0..0x100 => code,
+        code @ 0x100..=0x120 => code - 0x100,
+        code @ 0x121..=0x142 => code - 0x121 + 0x7F,
+        0x143 => 0xAD,
+        _ => return None,
+    };
+    let byte = u8::try_from(byte).ok()?;
+    (character(byte) == c).then_some(byte)
 }
 
 /// The result of `work`, an error if it panics.
 fn caught<T>(work: impl FnOnce() -> Result<T, Source>) -> Result<T, Source> {
     let panicked = |_| Err("the tokenizers crate panicked".into());
     panic::catch_unwind(panic::AssertUnwindSafe(work)).unwrap_or_else(panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn bytes_and_characters_are_pairs() {
+        let characters: BTreeSet<char> = (0..=u8::MAX).map(character).collect();
+        assert_eq!(characters.len(), 256);
+        for c in '\0'..'\u{1000}' {
+            assert_eq!(byte(c).map(character), characters.get(&c).copied(), "{c:?}");
+        }
+        assert_eq!((character(b' '), character(b'\n')), ('\u{120}', '\u{10A}'));
+    }
 }

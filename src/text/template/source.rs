@@ -59,11 +59,7 @@ pub(super) fn prepared(source: &str) -> Result<String, SourceError> {
             continue;
         }
         // A sign that controls white space belongs to the bracket.
-        let begin = if tag[2..].starts_with(['-', '+']) {
-            3
-        } else {
-            2
-        };
+        let begin = 2 + usize::from(tag[2..].starts_with(['-', '+']));
         let (tokens, end) = tokens(&tag[begin..], if kind == b'{' { "}}" } else { "%}" })?;
         let (inner, after) = tag[begin..].split_at(end);
         out.push_str(&tag[..begin]);
@@ -72,8 +68,7 @@ pub(super) fn prepared(source: &str) -> Result<String, SourceError> {
             write(&tokens, &mut out)?;
             continue;
         }
-        let significant = || tokens.iter().filter(|token| !is_space(token));
-        let name = significant().find_map(|token| match token {
+        let name = tokens.iter().find_map(|token| match token {
             Token::Name(name) => Some(*name),
             _ => None,
         });
@@ -148,7 +143,7 @@ fn loop_(tokens: &[Token<'_>], out: &mut String) -> Result<(), SourceError> {
     write(&tokens[to..], out)
 }
 
-/// `set TARGET = EXPRESSION`: what is stored is filtered, with the namespace that it is stored in.
+/// `set TARGET = EXPRESSION`: what is stored is filtered. The filter is told whether that is in a namespace.
 fn set(tokens: &[Token<'_>], out: &mut String) -> Result<(), SourceError> {
     let depths = depths(tokens);
     let mut pairs = tokens.iter().zip(&depths);
