@@ -62,7 +62,11 @@ pub use self::{
     step::Step,
     tokens::TokenIds,
 };
-pub(crate) use self::{checked::CheckedReplay, forward::forward_to_field, state::wrong};
+pub(crate) use self::{
+    checked::{CheckedReplay, check},
+    forward::forward_to_field,
+    state::wrong,
+};
 use crate::memory::MemoryReport;
 
 /// A KV cache: decides which keys and values attention reads.

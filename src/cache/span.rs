@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 
 use crate::{
-    cache::{CacheError, ModelShape, Replay, Step},
+    cache::{CacheError, ModelShape, Replay, Step, check},
     positions::Positions,
 };
 
@@ -77,39 +77,11 @@ impl<'a> Span<'a> {
         }
         let Projection { keys, values } = self.projection;
         let (kv_heads, head_dim) = (shape.kernels.kv_heads, shape.kernels.head_dim);
-        let projected: [usize; 4] = [1, kv_heads, tokens, head_dim];
-        let residual = self.residual;
-        let parts = [
-            ("keys", &projected[..], keys.shape(), keys.dtype()),
-            ("values", &projected, values.shape(), values.dtype()),
-            (
-                "residuals",
-                &[1, tokens, shape.hidden],
-                residual.shape(),
-                residual.dtype(),
-            ),
-        ];
-        for (what, expected, found, dtype) in parts {
-            if found.as_slice() != expected {
-                return Err(CacheError::Shape {
-                    what,
-                    expected: expected.to_vec(),
-                    found: found.to_vec(),
-                });
-            }
-            let expected = match what {
-                "residuals" => shape.dtype,
-                _ => shape.cache_dtype,
-            };
-            if dtype != expected {
-                return Err(CacheError::Dtype {
-                    what,
-                    expected,
-                    found: dtype,
-                });
-            }
-        }
-        Ok(())
+        let projected = [1, kv_heads, tokens, head_dim];
+        check("keys", keys, projected, shape.cache_dtype)?;
+        check("values", values, projected, shape.cache_dtype)?;
+        let residual = [1, tokens, shape.hidden];
+        check("residuals", self.residual, residual, shape.dtype)
     }
 }
 

@@ -207,8 +207,8 @@ impl Sampler {
     /// infinity, or if there is none to choose from.
     ///
     /// # Cost
-    /// Without a penalty and bans, one pass over the logits at temperature 0. Else a copy in f64; at temperature above 0 also a
-    /// sort, of `top_k` numbers if that is set.
+    /// Without a penalty and bans, one pass over the logits at temperature 0. Else a copy in f64; at temperature above 0
+    /// also a sort, of `top_k` numbers if that is set.
     pub fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         let largest = argmax(logits)?;
         let temperature = self.sampling.temperature;

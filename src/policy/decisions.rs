@@ -1,7 +1,7 @@
 //! Calls the policy: for new keys, after attention, at `commit`, and when a draft is accepted.
 
 use super::{Attention, Entries, Evicting, Policy, Sequence, attention::Query};
-use crate::cache::{CacheBackend, CacheError, CheckedReplay, Observation, Span};
+use crate::cache::{CacheBackend, CacheError, Observation, Span};
 
 impl<P: Policy> Evicting<P> {
     /// The full-attention layers.
@@ -130,13 +130,8 @@ impl<P: Policy> Evicting<P> {
     ) -> Result<(), CacheError> {
         self.score_keys(layer, span)?;
         let lengths: Vec<usize> = self.sequences.iter().map(|s| s.length).collect();
-        let shape = self.stores.shape().clone();
-        let replay = CheckedReplay {
-            replay: span.replay,
-            shape: &shape,
-        };
         let store = &mut self.stores.layers[layer];
-        self.sinks.rotate(layer, store, &lengths, &replay)
+        self.sinks.rotate(layer, store, &lengths, span.replay)
     }
 
     pub(super) fn prompts(&self) -> Vec<Option<usize>> {

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheError, ModelShape, Replay, State, StateValue, wrong},
+    cache::{CacheError, ModelShape, Replay, State, StateValue, check, wrong},
     positions::Positions,
     storage::LayerStore,
 };
@@ -54,7 +54,10 @@ impl Sinks {
             let keys = keys.get_or_insert_with(|| store.rows(sequence, 0..self.count).keys);
             let [from, to] =
                 [0, evicted].map(|start| Positions::contiguous(&[start], &[self.count]));
-            let rotated = replay.rotate(keys.clone().unsqueeze(), &from, &to)?;
+            let keys = keys.clone().unsqueeze::<4>();
+            let (shape, dtype) = (keys.dims(), keys.dtype());
+            let rotated = replay.rotate(keys, &from, &to)?;
+            check("rotated keys", &rotated, shape, dtype)?;
             store.set_first_keys(sequence, rotated.squeeze_dim(0));
         }
         Ok(())
