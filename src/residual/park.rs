@@ -26,7 +26,8 @@ impl ResidualCheckpoint {
     /// the next step need not. `at` returns the decoder at a layer.
     ///
     /// `progress` is called before every layer and after the last. If it breaks, or if the replay fails, the cache is
-    /// as it was before: parked. If the cache is not [parked](Self::is_parked), neither closure is called.
+    /// parked, as it was before. Where a byte budget has no room for the entries of a deep truncation beside the rebuilt
+    /// ones, it is parked whole. If the cache is not [parked](Self::is_parked), neither closure is called.
     ///
     /// # Errors
     /// [`Poisoned`](CacheError::Poisoned) while a step is open, [`StepBytes`](CacheError::StepBytes) where a byte
@@ -101,10 +102,7 @@ impl ResidualCheckpoint {
         R: Replay,
     {
         let layers = self.setup.shape.layers();
-        // Beside the cache itself, which stays as it is if this breaks off.
-        let held_twice = self.held_twice();
-        let mut resumed = self.clone();
-        resumed.prepare_resume(held_twice)?;
+        let (mut resumed, held_twice) = self.begin_resume()?;
         for layer in 0..layers {
             let done = ResumeProgress {
                 done: layer,
@@ -128,6 +126,26 @@ impl ResidualCheckpoint {
         resumed.peak.beside += held_twice + resumed.resident.tokens.bytes();
         *self = resumed;
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// A copy of this cache that a resume completes, and how many bytes of entries both hold. This cache stays as it is
+    /// if the resume breaks off. Where a byte budget has no room for entries of both, this cache drops those that it
+    /// can rebuild.
+    fn begin_resume(&mut self) -> Result<(Self, usize), CacheError> {
+        let held_twice = self.held_twice();
+        let mut resumed = self.clone();
+        let Err(refused) = resumed.prepare_resume(held_twice) else {
+            return Ok((resumed, held_twice));
+        };
+        if self.setup.certified || held_twice == 0 {
+            return Err(refused);
+        }
+        let mut parked = self.clone();
+        parked.resident.drop_all(self.tracker.lengths());
+        let mut resumed = parked.clone();
+        resumed.prepare_resume(0)?;
+        *self = parked;
+        Ok((resumed, 0))
     }
 
     /// Bytes of the layers that a resume rebuilds, which are held until it has succeeded.

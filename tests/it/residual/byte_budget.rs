@@ -246,3 +246,31 @@ fn any_plan_holds_its_limit_or_refuses_the_step() {
         },
     );
 }
+
+#[test]
+fn a_deep_truncation_of_one_sequence_leaves_room_to_resume() {
+    let (decoders, throughput) = (decoders(), throughput());
+    let (decoder, context, sequences) = (&decoders[0], 353, 2);
+    let calls = [
+        Call::Fill(0.52),
+        Call::Draft,
+        Call::Fill(0.74),
+        Call::Truncate(0.88, 0.0),
+        Call::Resume,
+        Call::Feed(1, 1.0),
+    ];
+    let shape = decoder.shape();
+    let planner = Planner::new(&shape, &throughput, context)
+        .expect("sizes are known")
+        .with_sequences(sequences);
+    let budget = between(&shape, &planner, 0.67);
+    let plan = planner.plan(budget).expect("no less than the smallest");
+    run(
+        decoder,
+        (&plan, budget),
+        (sequences, context, Some(context)),
+        &calls,
+        0,
+    )
+    .expect("the budget holds every step it was made for");
+}

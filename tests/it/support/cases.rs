@@ -17,9 +17,10 @@ fn config(cases: u32) -> Config {
     }
 }
 
-/// Runs on other cases each time.
+/// Runs on other cases each time, and on `KV_DIRECT_CASES` times as many where that is set.
 pub fn runner(cases: u32) -> TestRunner {
-    TestRunner::new(config(cases))
+    let times = asked_for("KV_DIRECT_CASES").unwrap_or(1);
+    TestRunner::new(config(cases * times))
 }
 
 /// Runs on the same cases each time.
@@ -40,8 +41,8 @@ pub fn check<S: Strategy>(
     }
 }
 
-/// The number of cases that an environment variable asks for.
+/// The number that an environment variable asks for.
 pub fn asked_for(variable: &str) -> Option<u32> {
     let cases = env::var(variable).ok()?;
-    Some(cases.parse().expect("a number of cases"))
+    Some(cases.parse().expect("a number"))
 }
