@@ -72,7 +72,7 @@ use crate::memory::MemoryReport;
 /// A KV cache: decides which keys and values attention reads.
 ///
 /// The trait is object-safe. Nine methods are required. The others are provided: `wants` asks for nothing, `observe`
-/// refuses every report, and the rest return [`Unsupported`](CacheError::Unsupported).
+/// refuses every report, `reach` returns the lengths, and the rest return [`Unsupported`](CacheError::Unsupported).
 ///
 /// # What the caller guarantees
 /// * Calls follow the order of [a step](self#a-step). Every layer is called once.
@@ -152,6 +152,13 @@ pub trait CacheBackend: fmt::Debug + Send {
 
     /// Processed tokens of every sequence; empty before the first step. Not the number of entries held.
     fn lengths(&self) -> &[usize];
+
+    /// How many positions lie before the next token of every sequence, as its attention counts them. By default the
+    /// [`lengths`](Self::lengths). A backend that re-indexes entries returns the number it holds, so that a text may
+    /// be longer than the decoder's context. The open step, if any, does not count.
+    fn reach(&self) -> Vec<usize> {
+        self.lengths().to_vec()
+    }
 
     /// The positions that a next query could read at `layer`; no sequences if there is no such layer.
     fn cached(&self, layer: LayerIndex) -> CachedPositions;

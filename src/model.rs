@@ -191,7 +191,7 @@ impl Decoder {
         let mut starts = cache.lengths().to_vec();
         starts.resize(tokens.sequences(), 0);
         let step = Step::new(tokens, &starts)?.with_more_follows(more_follows);
-        self.check_positions(step.positions())?;
+        self.check_context(&step, &cache.reach())?;
         let residual = self.embed(step.tokens())?;
         in_pool(&self.device, || {
             cache.begin(&step)?;
@@ -268,10 +268,11 @@ impl Decoder {
                 found: residual.dims(),
             });
         }
+        self.check_context(step, &cache.reach())?;
         let tables = 0..self.tables.len();
         let angles: Vec<Angles> = tables
             .map(|table| self.angles(table, step.positions()))
-            .collect::<Result<_, _>>()?;
+            .collect();
         for (layer, block) in layers.zip(blocks) {
             let view = BlockView {
                 decoder: self,
@@ -303,16 +304,21 @@ impl Decoder {
         }
     }
 
-    fn angles(&self, table: usize, positions: &Positions) -> Result<Angles, ForwardError> {
-        self.check_positions(positions)?;
-        Ok(self.tables[table].angles(positions, &self.device, self.dtype()))
+    fn angles(&self, table: usize, positions: &Positions) -> Angles {
+        self.tables[table].angles(positions, &self.device, self.dtype())
     }
 
-    fn check_positions(&self, positions: &Positions) -> Result<(), ForwardError> {
+    /// Checks that a step ends within the context, where `reach` positions lie before it.
+    fn check_context(&self, step: &Step, reach: &[usize]) -> Result<(), ForwardError> {
         let max_positions = self.config().max_positions;
-        match positions.last() {
-            Some(position) if position >= max_positions => Err(ForwardError::ContextFull {
-                position,
+        let reach = reach.iter().copied().chain(std::iter::repeat(0));
+        let ends = step.tokens().lengths().into_iter().zip(reach);
+        let longest = ends
+            .map(|(tokens, reach)| reach.saturating_add(tokens))
+            .max();
+        match longest {
+            Some(end) if end > max_positions => Err(ForwardError::ContextFull {
+                position: end - 1,
                 max_positions,
             }),
             _ => Ok(()),

@@ -139,9 +139,9 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
     }
 
     /// How many of the first entries, the sinks, are rotated so that they stand directly before the other entries:
-    /// forward by the number of evicted ones. See [`StreamingLlm`]. All KV heads must hold the same entries. 0, the
-    /// default, rotates nothing.
-    fn rotated_sinks(&self) -> usize {
-        0
+    /// forward by the number of evicted ones. See [`StreamingLlm`]. All KV heads must hold the same entries, and all
+    /// others must be the newest ones. `None`, the default, rotates nothing.
+    fn rotated_sinks(&self) -> Option<usize> {
+        None
     }
 }

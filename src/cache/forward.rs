@@ -4,7 +4,7 @@ use crate::cache::CacheBackend;
 
 /// The methods of [`CacheBackend`] that a wrapper leaves to the backend inside it, by name.
 ///
-/// `queries` stands for `lengths`, `cached` and `memory`; `lifecycle` for `truncate`, `begin_draft`, `end_draft`,
+/// `queries` stands for `lengths`, `reach`, `cached` and `memory`; `lifecycle` for `truncate`, `begin_draft`, `end_draft`,
 /// `select_sequences`, `park`, `state` and `set_state`. Each can be named alone. A fork that is forwarded is a fork of
 /// the inner backend, without its wrapper.
 ///
@@ -34,7 +34,7 @@ macro_rules! forward_backend {
         $crate::forward_backend!(@ $method $self $inner);
     )+};
     (@ queries $self:ident $inner:expr) => {
-        $crate::forward_backend!($self => $inner; lengths cached memory);
+        $crate::forward_backend!($self => $inner; lengths reach cached memory);
     };
     (@ lifecycle $self:ident $inner:expr) => {
         $crate::forward_backend!(
@@ -70,6 +70,11 @@ macro_rules! forward_backend {
     (@ lengths $self:ident $inner:expr) => {
         fn lengths(&$self) -> &[usize] {
             $inner.lengths()
+        }
+    };
+    (@ reach $self:ident $inner:expr) => {
+        fn reach(&$self) -> Vec<usize> {
+            $inner.reach()
         }
     };
     (@ cached $self:ident $inner:expr) => {

@@ -20,9 +20,8 @@ impl BlockView<'_> {
         &self.decoder.blocks[self.layer]
     }
 
-    fn angles(&self, positions: &Positions) -> Result<Angles, CacheError> {
-        let angles = self.decoder.angles(self.block().table, positions);
-        angles.map_err(|error| CacheError::Replay(Box::new(error)))
+    fn angles(&self, positions: &Positions) -> Angles {
+        self.decoder.angles(self.block().table, positions)
     }
 }
 
@@ -39,7 +38,7 @@ impl Replay for BlockView<'_> {
         residual: Tensor<3>,
         positions: &Positions,
     ) -> Result<Projection, CacheError> {
-        let angles = self.angles(positions)?;
+        let angles = self.angles(positions);
         let config = self.decoder.config();
         let projection = self.block().project(residual, &angles, config);
         Ok(projection.cast(self.decoder.cache_dtype))
@@ -51,7 +50,7 @@ impl Replay for BlockView<'_> {
         positions: &Positions,
         keys_values: &KeysValues,
     ) -> Result<Tensor<3>, CacheError> {
-        let angles = self.angles(positions)?;
+        let angles = self.angles(positions);
         let config = self.decoder.config();
         let block = self.block();
         Ok(block.forward(residual, &angles, positions, keys_values, config))
@@ -65,7 +64,7 @@ impl Replay for BlockView<'_> {
     ) -> Result<Tensor<4>, CacheError> {
         let dtype = keys.dtype();
         let keys = keys.cast(self.decoder.dtype());
-        let original = self.angles(from)?.inverse().rotate(keys);
-        Ok(self.angles(to)?.rotate(original).cast(dtype))
+        let original = self.angles(from).inverse().rotate(keys);
+        Ok(self.angles(to).rotate(original).cast(dtype))
     }
 }

@@ -67,7 +67,7 @@ impl<P: Policy> Evicting<P> {
             stores: LayerStores::with_heads(shape, P::PER_HEAD),
             sequences: Vec::new(),
             remembered: Remembered::new(shape.layers()),
-            sinks: Sinks::new(policy.rotated_sinks(), shape.layers()),
+            sinks: Sinks::new(policy.rotated_sinks().unwrap_or(0), shape.layers()),
             draft: None,
             policy,
         }
@@ -169,6 +169,19 @@ impl<P: Policy> CacheBackend for Evicting<P> {
 
     fn lengths(&self) -> &[usize] {
         self.stores.tracker().lengths()
+    }
+
+    fn reach(&self) -> Vec<usize> {
+        let mut reach = self.lengths().to_vec();
+        if self.policy.rotated_sinks().is_some() {
+            // Layers that the open step has not reached hold the entries before it.
+            for (sequence, reach) in reach.iter_mut().enumerate() {
+                let layers = self.stores.layers.iter();
+                let held = layers.map(|layer| layer.used(sequence)).min();
+                *reach = held.unwrap_or(*reach).min(*reach);
+            }
+        }
+        reach
     }
 
     fn cached(&self, layer: LayerIndex) -> CachedPositions {

@@ -8,7 +8,8 @@ use crate::cache::{CacheError, ModelShape, forward_to_field};
 /// With [`Indexing::CacheIndex`] the position of an entry is its index in the cache, as in the paper. However long the
 /// text is, sinks and newest entries stay as close as they are in the cache. Rotary attention depends on distances
 /// alone, so only the sinks are rotated: forward by the number of evicted entries, each time from the key as it came
-/// in. [`Indexing::Original`] leaves them in place. In both cases a text ends where the decoder's positions end.
+/// in. A text may then be longer than the decoder's context: only the entries held and those of a step must fit.
+/// [`Indexing::Original`] leaves them in place, and a text ends where the decoder's positions end.
 ///
 /// Attention reads the entries held and those of the step. So once something was evicted, the result depends on how
 /// tokens were split into steps, and any truncation but to nothing is refused with
@@ -124,10 +125,10 @@ impl Policy for SinksAndNewest {
         }
     }
 
-    fn rotated_sinks(&self) -> usize {
+    fn rotated_sinks(&self) -> Option<usize> {
         match self.0.indexing {
-            Indexing::CacheIndex => self.0.sinks,
-            Indexing::Original => 0,
+            Indexing::CacheIndex => Some(self.0.sinks),
+            Indexing::Original => None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What is evicted.
 
 mod at_prompt_end;
+mod beyond_context;
 mod golden;
 mod limits;
 mod random_rules;

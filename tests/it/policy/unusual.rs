@@ -98,8 +98,8 @@ impl Policy for Greedy {
         entries.evict_where(|_position| true);
     }
 
-    fn rotated_sinks(&self) -> usize {
-        self.rotated
+    fn rotated_sinks(&self) -> Option<usize> {
+        (self.rotated > 0).then_some(self.rotated)
     }
 }
 
