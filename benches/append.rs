@@ -93,7 +93,7 @@ fn step(cache: &mut FullKv, shape: &ModelShape, tokens: usize) -> Duration {
 struct Nothing;
 
 impl Replay for Nothing {
-    fn embed(&self, _: &TokenIds) -> Result<Tensor<3>, CacheError> {
+    fn embed(&self, _: &TokenIds, _: &Positions) -> Result<Tensor<3>, CacheError> {
         unreachable!()
     }
 

@@ -31,6 +31,7 @@
 //! lines there), [`storage`](crate::storage) for a backend of your own, [`residual`](crate::residual) and
 //! [`planner`](crate::planner) for exact results in less memory.
 
+mod block_shape;
 mod cached;
 mod checked;
 mod draft;
@@ -40,6 +41,7 @@ mod keys_values;
 mod layer;
 mod observe;
 mod replay;
+mod scratch;
 mod shape;
 mod span;
 mod state;
@@ -49,6 +51,7 @@ mod tokens;
 use std::fmt;
 
 pub use self::{
+    block_shape::{BlockShape, ReplayCall},
     cached::CachedPositions,
     draft::Draft,
     error::CacheError,

@@ -144,7 +144,10 @@ impl Decoder {
     /// ([`Conformance::probe`]), and later calls return the same report.
     #[must_use]
     pub fn conformance(&self) -> &Conformance {
-        let report = || Conformance::of(&self.shape().kernels, &self.device, self.dtype());
+        let report = || {
+            let routines = Conformance::of(&self.shape().kernels, &self.device, self.dtype());
+            routines.covering_decoder()
+        };
         self.conformance.get_or_init(report)
     }
 

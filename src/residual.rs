@@ -12,6 +12,7 @@
 
 mod certify;
 mod config;
+mod decoder_probe;
 mod fill;
 pub(crate) mod need;
 mod park;

@@ -59,8 +59,8 @@ pub(crate) fn check<const D: usize>(
 }
 
 impl Replay for CheckedReplay<'_> {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
-        let residual = self.replay.embed(tokens)?;
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError> {
+        let residual = self.replay.embed(tokens, positions)?;
         let count = tokens.lengths().iter().sum();
         self.residual("embedded residuals", &residual, count)?;
         Ok(residual)

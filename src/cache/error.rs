@@ -214,6 +214,9 @@ pub enum CacheError {
         /// The layer.
         layer: usize,
     },
+    /// Keys that are not rotated by their positions cannot be re-indexed.
+    #[error("keys cannot be re-indexed: the model does not rotate them by their positions")]
+    NotRotary,
     /// A plan for another number of layers.
     #[error("the plan covers {found} layers, the model has {expected}")]
     PlanLayers {

@@ -17,12 +17,13 @@ use crate::{
 /// A result of another shape or dtype is refused by the backends of this crate, with [`CacheError::Shape`] or
 /// [`CacheError::Dtype`]; the step has then failed.
 pub trait Replay {
-    /// The residual entering the first block, from token ids: `[1, tokens, hidden]`.
+    /// The residual entering the first block, from token ids at these positions: `[1, tokens, hidden]`. A decoder with
+    /// learned positions adds them here. The ids of pads have no meaning.
     ///
     /// # Errors
     /// [`NoEmbedding`](CacheError::NoEmbedding) for a decoder that is not fed with token ids,
     /// [`EmptyStep`](CacheError::EmptyStep) if there is no token, and the decoder's own, in [`CacheError::Replay`].
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError>;
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError>;
 
     /// Keys and values from the residual `[1, tokens, hidden]` at these positions: norm, projection, bias,
     /// QK-norm, rotation.

@@ -1,12 +1,14 @@
 //! What a cache needs to know of a model.
 
-use std::{fmt, num::NonZeroUsize};
+use std::{fmt, num::NonZeroUsize, sync::Arc};
 
 use burn::tensor::{DType, Device};
 
 use crate::{
-    cache::{CacheError, CachedPositions, LayerIndex},
-    exact::{KernelShapes, attention_scratch, layers_scratch, owned, stock_attention_scratch},
+    cache::{
+        BlockShape, CacheError, CachedPositions, LayerIndex, ReplayCall, block_shape::Scratch,
+    },
+    exact::{KernelShapes, owned},
     positions::visible,
 };
 
@@ -34,6 +36,10 @@ pub struct ModelShape {
     pub cache_dtype: DType,
     /// Heads, and the shapes by which kernels choose their path.
     pub kernels: KernelShapes,
+    /// How a block computes. Byte budgets and costs need it.
+    pub block: BlockShape,
+    /// Whether keys are rotated by their positions. Without rotation they cannot be re-indexed.
+    pub rotary: bool,
     /// Width of the feed-forward layer, of gate and up each. Byte budgets and costs need it.
     pub intermediate: Option<usize>,
     /// Size of the vocabulary. Costs leave the head out where it is unknown.
@@ -43,7 +49,8 @@ pub struct ModelShape {
 }
 
 impl ModelShape {
-    /// A model of `layers` full-attention layers. The feed-forward width and the vocabulary are unknown.
+    /// A rotary model of `layers` full-attention layers, with the default [`BlockShape`]. The feed-forward width and
+    /// the vocabulary are unknown.
     #[must_use]
     pub fn new(layers: usize, hidden: usize, dtype: DType, kernels: KernelShapes) -> Self {
         Self {
@@ -52,6 +59,8 @@ impl ModelShape {
             dtype,
             cache_dtype: dtype,
             kernels,
+            block: BlockShape::default(),
+            rotary: true,
             intermediate: None,
             vocab: None,
             own_kernels: cfg!(feature = "flex") && matches!(dtype, DType::F32),
@@ -68,6 +77,33 @@ impl ModelShape {
     #[must_use]
     pub const fn with_cache_dtype(mut self, dtype: DType) -> Self {
         self.cache_dtype = dtype;
+        self
+    }
+
+    /// The same model with temporaries of its own: `bytes` returns what a call of [`Replay`](crate::cache::Replay)
+    /// holds at its peak beside its arguments, its result included. Give it where the estimate for the kind of block
+    /// does not fit, so that byte budgets hold.
+    ///
+    /// ```
+    /// use burn::tensor::DType;
+    /// use kv_direct::{
+    ///     cache::{ModelShape, ReplayCall},
+    ///     exact::KernelShapes,
+    /// };
+    ///
+    /// let shape = ModelShape::new(2, 64, DType::F32, KernelShapes::new(4, 4, 16));
+    /// let shape = shape.with_scratch(|call| match call {
+    ///     ReplayCall::Forward { tokens, slots, .. } => tokens * (9 * 64 + 4 * slots) * 4,
+    ///     ReplayCall::Project { tokens } => tokens * 3 * 64 * 4,
+    ///     _ => 0,
+    /// });
+    /// ```
+    #[must_use]
+    pub fn with_scratch(
+        mut self,
+        bytes: impl Fn(ReplayCall) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        self.block.scratch = Some(Scratch(Arc::new(bytes)));
         self
     }
 
@@ -158,39 +194,9 @@ impl ModelShape {
     /// layer is left out.
     pub(crate) fn block_weights(&self) -> usize {
         let queries = self.kernels.heads * self.kernels.head_dim;
-        let feed_forward = 3 * self.intermediate.unwrap_or(0);
+        let matrices = if self.block.gated { 3 } else { 2 };
+        let feed_forward = matrices * self.intermediate.unwrap_or(0);
         self.projection_weights() + self.hidden * (2 * queries + feed_forward)
-    }
-
-    /// Bytes of temporaries that a gated block holds at its peak for `tokens` tokens of up to `sequences` sequences,
-    /// against `slots` slots, beside the residual that enters it. That is the larger of attention and the feed-forward
-    /// layer. An unknown feed-forward layer is left out.
-    pub(crate) fn block_scratch(&self, sequences: usize, tokens: usize, slots: usize) -> usize {
-        let KernelShapes {
-            heads, head_dim, ..
-        } = self.kernels;
-        let (element, inner) = (self.dtype.size(), self.intermediate.unwrap_or(0));
-        let queries = 2 * tokens * heads * head_dim * element;
-        if self.own_kernels {
-            // The feed-forward layer adds to what attention returned.
-            let result = tokens * self.hidden * element;
-            let attention = attention_scratch(sequences, (heads, head_dim), tokens, slots);
-            let feed_forward = layers_scratch(tokens, self.hidden, Some(inner));
-            return (queries + attention.max(result)).max(result + feed_forward);
-        }
-        let scores = stock_attention_scratch((heads, self.kv_width()), tokens, slots, element);
-        let feed_forward = 3 * tokens * inner * element;
-        2 * tokens * self.hidden * element + (queries + scores).max(feed_forward)
-    }
-
-    /// Bytes of temporaries while `tokens` tokens are projected: the normed residual, and keys and values, first side by
-    /// side, then apart.
-    pub(crate) fn projection_scratch(&self, tokens: usize) -> usize {
-        let (both, element) = (4 * self.kv_width(), self.dtype.size());
-        match self.own_kernels {
-            true => tokens * both * element + layers_scratch(tokens, self.hidden, None),
-            false => tokens * (self.hidden + both) * element,
-        }
     }
 
     /// Elements of the keys (or of the values) of one token at one layer.

@@ -43,7 +43,7 @@ pub struct Check {
     /// What was compared.
     pub kind: CheckKind,
     /// The shape that was compared: `[in, out]` of a linear layer, the width of a norm, `[heads, kv_heads, head_dim]`
-    /// of attention.
+    /// of attention, `[layer]` of a decoder.
     pub shape: Vec<usize>,
     /// Rows in each of the small calls. They are compared with one call over all rows.
     pub rows: usize,
@@ -65,6 +65,14 @@ pub enum CheckKind {
     Queries,
     /// Queries of attention, over keys that were stored in chunks in a larger buffer.
     Chunks,
+    /// What enters a layer, and its keys and values, where a text comes in many steps.
+    Steps,
+    /// Embedded residuals of a [`Replay`](crate::cache::Replay).
+    Embedding,
+    /// Keys and values of a [`Replay`](crate::cache::Replay).
+    Projection,
+    /// Residuals that leave a block of a [`Replay`](crate::cache::Replay).
+    Block,
 }
 
 /// The result of a probe for one set of shapes on one device and dtype.
@@ -82,6 +90,7 @@ pub enum CheckKind {
 pub struct Conformance {
     subject: Subject,
     checks: Vec<Check>,
+    covers_decoder: bool,
 }
 
 /// What a probe measures: the shapes of a model on a device, in a dtype.
@@ -144,7 +153,28 @@ impl Conformance {
         Self {
             subject: Subject::new(shapes, device, dtype),
             checks,
+            covers_decoder: false,
         }
+    }
+
+    /// The report of comparisons that were made with a decoder.
+    pub(crate) const fn of_decoder(
+        subject: Subject,
+        checks: Vec<Check>,
+        covers_decoder: bool,
+    ) -> Self {
+        Self {
+            subject,
+            checks,
+            covers_decoder,
+        }
+    }
+
+    /// The same report, for a decoder that computes with the routines of [`exact`](crate::exact) alone.
+    #[cfg(feature = "model")]
+    pub(crate) fn covering_decoder(mut self) -> Self {
+        self.covers_decoder = true;
+        self
     }
 
     /// The report for a device and dtype: without comparisons where the kernels of this crate run, whose bits repeat
@@ -167,6 +197,7 @@ impl Conformance {
             return Self {
                 subject: Subject::new(shapes, device, dtype),
                 checks: Vec::new(),
+                covers_decoder: false,
             };
         }
         Self::probe(shapes, device, dtype)
@@ -176,6 +207,13 @@ impl Conformance {
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.failures().next().is_none()
+    }
+
+    /// Whether the report is about a decoder, and not only about the routines of [`exact`](crate::exact): it comes from
+    /// `Decoder::conformance` or from [`probe_decoder`](Self::probe_decoder).
+    #[must_use]
+    pub const fn covers_decoder(&self) -> bool {
+        self.covers_decoder
     }
 
     /// Every comparison, in the order in which they were made.

@@ -257,6 +257,7 @@ impl DecoderConfig {
         }
         let mut shape = ModelShape::new(self.layers.len(), self.hidden, dtype, kernels);
         shape.windows = self.layers.iter().map(|layer| layer.window).collect();
+        shape.block.native = true;
         (shape.intermediate, shape.vocab) = (Some(self.intermediate), Some(self.vocab));
         shape
     }

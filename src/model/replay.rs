@@ -26,7 +26,7 @@ impl BlockView<'_> {
 }
 
 impl Replay for BlockView<'_> {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
+    fn embed(&self, tokens: &TokenIds, _: &Positions) -> Result<Tensor<3>, CacheError> {
         self.decoder.embed(tokens).map_err(|error| match error {
             ForwardError::Cache(error) => error,
             error => CacheError::Replay(Box::new(error)),

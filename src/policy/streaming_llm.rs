@@ -85,10 +85,14 @@ impl StreamingLlm {
     ///
     /// # Errors
     /// [`Budget`](CacheError::Budget) if `recent` is 0, [`Reindexing`](CacheError::Reindexing) for
-    /// [`Indexing::CacheIndex`] if a layer has a sliding window.
+    /// [`Indexing::CacheIndex`] if a layer has a sliding window, [`NotRotary`](CacheError::NotRotary) if keys are not
+    /// [rotated](ModelShape::rotary).
     pub fn new(shape: &ModelShape, config: StreamingLlmConfig) -> Result<Self, CacheError> {
         config.recent.at_least(1)?;
         if config.indexing == Indexing::CacheIndex {
+            if !shape.rotary {
+                return Err(CacheError::NotRotary);
+            }
             let layer = (0..shape.layers()).find(|&layer| shape.slides(layer));
             if let Some(layer) = layer {
                 return Err(CacheError::Reindexing { layer });

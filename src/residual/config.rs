@@ -35,7 +35,8 @@ impl ResidualConfig {
     /// Never holds more than `bytes`: entries, ids, slack and the scratch of a step together. A step that would is
     /// [refused](crate::cache::CacheError::StepBytes) before anything changes. The old content is not counted
     /// while `set_state` replaces it. The model's shape must say its
-    /// [`intermediate`](crate::cache::ModelShape::intermediate).
+    /// [`intermediate`](crate::cache::ModelShape::intermediate), or have
+    /// [temporaries of its own](crate::cache::ModelShape::with_scratch).
     ///
     /// Room that is left stores keys and values that the plan does not retain, top layers first. A longer context takes
     /// the room back.
@@ -53,7 +54,8 @@ impl ResidualConfig {
     }
 
     /// Whether entries are rebuilt and compared before they are dropped, and stay where a bit differs. By default they
-    /// are, if the conformance report found a difference.
+    /// are, unless the conformance report [covers the decoder](crate::exact::Conformance::covers_decoder) and found no
+    /// difference.
     ///
     /// Such a cache serves one sequence, in chunks of at most 64 tokens. A step or a selection of more sequences is
     /// refused with [`Sequences`](crate::cache::CacheError::Sequences). The cache cannot be parked, and has no state: a

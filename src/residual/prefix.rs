@@ -84,7 +84,8 @@ impl Prefix {
     ) -> Result<Self, CacheError> {
         let embedded = cut.chunks(old).into_iter().map(|chunk| {
             let ids = tokens.at(&chunk.positions);
-            Ok((chunk, replay.embed(&ids)?))
+            let residual = replay.embed(&ids, &chunk.positions)?;
+            Ok((chunk, residual))
         });
         embedded.collect::<Result<_, _>>().map(Self)
     }

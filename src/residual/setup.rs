@@ -27,7 +27,7 @@ impl Setup {
         config: ResidualConfig,
     ) -> Result<Self, CacheError> {
         shape.validate()?;
-        if config.byte_budget.is_some() {
+        if config.byte_budget.is_some() && shape.block.scratch.is_none() {
             shape.known_intermediate()?;
         }
         let mut plan = config.plan.checked(shape)?;
@@ -47,7 +47,8 @@ impl Setup {
                 found: Box::new(found.clone()),
             });
         }
-        let certified = config.certified.unwrap_or(!conformance.is_exact());
+        let proven = conformance.is_exact() && conformance.covers_decoder();
+        let certified = config.certified.unwrap_or(!proven);
         if !conformance.is_exact() && !certified {
             return Err(CacheError::NotExact(Box::new(conformance.clone())));
         }

@@ -5,6 +5,7 @@ mod byte_budget;
 mod byte_budget_edges;
 mod cache_dtypes;
 mod certified;
+mod foreign_decoders;
 mod half_width;
 mod huge_windows;
 mod live_bytes;

@@ -9,6 +9,7 @@ pub mod driver;
 pub mod engine;
 pub mod feed;
 pub mod folder;
+pub mod foreign;
 pub mod fuzz;
 pub mod golden;
 pub mod kinds;

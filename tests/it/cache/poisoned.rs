@@ -118,7 +118,7 @@ fn a_wrong_layer_or_a_foreign_span_fails_the_step() {
 struct FailingReplay;
 
 impl Replay for FailingReplay {
-    fn embed(&self, _: &TokenIds) -> Result<Tensor<3>, CacheError> {
+    fn embed(&self, _: &TokenIds, _: &Positions) -> Result<Tensor<3>, CacheError> {
         Err(CacheError::NoEmbedding)
     }
 

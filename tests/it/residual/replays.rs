@@ -29,8 +29,8 @@ struct Counted<'a> {
 }
 
 impl Replay for Counted<'_> {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
-        self.block.embed(tokens)
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError> {
+        self.block.embed(tokens, positions)
     }
 
     fn project(

@@ -10,7 +10,7 @@ use kv_direct::{
     exact::{Conformance, KernelShapes},
     policy::StreamingLlmConfig,
     positions::Positions,
-    residual::Plan,
+    residual::{Plan, ResidualConfig},
 };
 
 const LAYERS: usize = 2;
@@ -45,7 +45,7 @@ impl Toy {
 }
 
 impl Replay for Toy {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
+    fn embed(&self, tokens: &TokenIds, _: &Positions) -> Result<Tensor<3>, CacheError> {
         let count = tokens.lengths().iter().sum();
         let embedded = Tensor::ones([1, count, 64], &Device::flex());
         Ok(self.spoilt("embedded residuals", embedded))
@@ -106,7 +106,8 @@ fn rebuilt_tensors_of_another_shape_or_dtype_are_refused() {
     let shape = ModelShape::new(LAYERS, 64, DType::F32, kernels);
     let conformance = Conformance::probe(&shape.kernels, &Device::flex(), shape.dtype);
     let rebuilt = |plan: Plan| -> Box<dyn CacheBackend> {
-        Box::new(ResidualCheckpoint::new(&shape, &conformance, plan.with_hot(1)).expect("a plan"))
+        let config = ResidualConfig::new(plan.with_hot(1)).with_certified_eviction(false);
+        Box::new(ResidualCheckpoint::new(&shape, &conformance, config).expect("a plan"))
     };
     let ids = || rebuilt(Plan::tokens(&shape));
     let residuals = || rebuilt(Plan::residuals(&shape));

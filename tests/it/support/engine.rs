@@ -103,7 +103,10 @@ impl Engine {
     {
         let step = Step::new(tokens.into(), &[cache.length(0)]).expect("tokens");
         cache.begin(&step).expect("the next tokens");
-        let mut residual = self.view(0).embed(step.tokens()).expect("ids");
+        let mut residual = self
+            .view(0)
+            .embed(step.tokens(), step.positions())
+            .expect("ids");
         for layer in 0..LAYERS {
             let (view, positions) = (self.view(layer), step.positions());
             let projection = view.project(residual.clone(), positions).expect("tokens");
@@ -176,7 +179,7 @@ fn heads(x: Tensor<3>) -> Tensor<4> {
 }
 
 impl Replay for View<'_> {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
+    fn embed(&self, tokens: &TokenIds, _: &Positions) -> Result<Tensor<3>, CacheError> {
         let width = tokens.longest();
         let ids: Vec<i64> = tokens.sequence(0).iter().map(|&id| i64::from(id)).collect();
         let ids = TensorData::new(ids, [width]);

@@ -44,8 +44,8 @@ impl Unstable<'_> {
 }
 
 impl Replay for Unstable<'_> {
-    fn embed(&self, tokens: &TokenIds) -> Result<Tensor<3>, CacheError> {
-        self.block.embed(tokens)
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError> {
+        self.block.embed(tokens, positions)
     }
 
     fn project(
