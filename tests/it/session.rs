@@ -1,5 +1,7 @@
 //! Session files.
 
+mod fields;
 mod files;
 mod fuzz;
 mod kill;
+mod parts;
