@@ -2,6 +2,8 @@
 
 mod fields;
 mod files;
+mod form;
 mod fuzz;
+mod golden;
 mod kill;
 mod parts;
