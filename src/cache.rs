@@ -231,8 +231,7 @@ pub trait CacheBackend: fmt::Debug + Send {
         Err(unsupported("be parked: it rebuilds nothing"))
     }
 
-    /// Everything a cache with the same options needs to continue from here. Storage is shared: while the
-    /// state lives, the next append copies.
+    /// Everything a cache with the same options needs to continue from here. Keys, values and residuals are copied.
     ///
     /// # Errors
     /// [`DraftOpen`](CacheError::DraftOpen), [`Poisoned`](CacheError::Poisoned),

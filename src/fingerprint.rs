@@ -6,7 +6,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 /// A hash (XXH3, 128 bits) of the weights and the configuration of a model.
 ///
-/// It distinguishes models that differ by accident. It does not protect against forgery.
+/// It distinguishes models that differ by accident. It does not protect against forgery. Session files contain it, so
+/// the same parts have the same fingerprint in every version of this crate.
 ///
 /// ```
 /// use kv_direct::Fingerprint;
@@ -19,7 +20,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 pub struct Fingerprint(u128);
 
 impl Fingerprint {
-    /// The fingerprint of these parts, in this order.
+    /// The fingerprint of these parts, in this order: the hash of each with its length before it, in 8 bytes, the lowest
+    /// first.
     pub fn of(parts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
         let mut hash = Xxh3Default::new();
         for part in parts {

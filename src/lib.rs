@@ -9,6 +9,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // Leaves: bytes by part, positions as data, what tells models apart, files.
+mod fields;
 #[cfg(any(feature = "pretrained", feature = "session", feature = "text"))]
 mod files;
 #[cfg(any(feature = "model", feature = "session"))]

@@ -6,6 +6,7 @@
 mod attention;
 mod block;
 mod config;
+mod fields;
 mod fingerprint;
 mod input;
 mod ragged;

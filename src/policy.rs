@@ -89,7 +89,8 @@ pub trait Policy: fmt::Debug + Clone + Send + 'static {
     /// Whether the policy ever evicts. If not, a state in which an entry is missing is refused.
     const EVICTS: bool = true;
 
-    /// Everything the policy was built with, by name. A state is refused where one differs.
+    /// Everything the policy was built with, by name. A state is refused where one differs, and it may come from a file
+    /// that is years old: [`State`](crate::cache::State) says what the texts must be.
     fn options(&self) -> Vec<(&'static str, String)>;
 
     /// What attention must report of a sequence in the present step. Reports cost memory and a transfer to the host in

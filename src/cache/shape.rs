@@ -9,6 +9,7 @@ use crate::{
         BlockShape, CacheError, CachedPositions, LayerIndex, ReplayCall, block_shape::Scratch,
     },
     exact::{KernelShapes, owned},
+    fields::{Fields, dtype_word},
     positions::visible,
 };
 
@@ -225,29 +226,34 @@ impl ModelShape {
     }
 }
 
-/// Everything that two caches must have in common for one to continue from the state of the other.
-impl fmt::Display for ModelShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (layers, hidden) = (self.layers(), self.hidden);
+impl ModelShape {
+    /// Everything that two caches must have in common for one to continue from the state of the other. `windows` has
+    /// the window of every layer, or `full`; it is left out where all layers are full-attention layers.
+    pub(crate) fn fields(&self) -> Fields {
         let KernelShapes {
             heads,
             kv_heads,
             head_dim,
             ..
         } = self.kernels;
-        let dtype = self.dtype.name();
-        write!(
-            f,
-            "{layers} layers of {hidden} in {dtype}, {heads} heads, {kv_heads} KV heads of {head_dim}"
-        )?;
-        if self.cache_dtype != self.dtype {
-            write!(f, " in {}", self.cache_dtype.name())?;
+        let mut fields = vec![
+            ("layers", self.layers().to_string()),
+            ("hidden", self.hidden.to_string()),
+            ("dtype", dtype_word(self.dtype).into()),
+            ("cache_dtype", dtype_word(self.cache_dtype).into()),
+            ("heads", heads.to_string()),
+            ("kv_heads", kv_heads.to_string()),
+            ("head_dim", head_dim.to_string()),
+        ];
+        if self.full_layers() < self.layers() {
+            let window = |window: &Option<NonZeroUsize>| match window {
+                Some(window) => window.to_string(),
+                None => "full".into(),
+            };
+            let windows: Vec<String> = self.windows.iter().map(window).collect();
+            fields.push(("windows", windows.join(",")));
         }
-        for (layer, window) in self.windows.iter().enumerate() {
-            if let Some(window) = window {
-                write!(f, ", window {window} at layer {layer}")?;
-            }
-        }
-        Ok(())
+        let fields = fields.into_iter();
+        fields.map(|(name, value)| (name.into(), value)).collect()
     }
 }

@@ -4,12 +4,21 @@ use std::{collections::BTreeMap, fmt};
 
 use burn::tensor::{DType, Tensor};
 
-use crate::cache::{CacheError, ModelShape};
+use crate::{
+    cache::{CacheError, ModelShape},
+    fields::{Fields, difference},
+};
 
 /// The content of a cache as named values, and what kind of cache it was taken from: the backend, its options
 /// and the model.
 ///
-/// The `session` module (feature `session`) writes a state to a file and reads it back.
+/// The `session` module (feature `session`) writes a state to a file and reads it back. It lists the values of every
+/// backend of this crate.
+///
+/// Options and the sizes of the model are fields: a name and a text. They are compared with those of files that may be
+/// years old, so a text never changes. Write numbers in decimal, and words of your own choice for everything else:
+/// neither the name of a variant nor a sentence. Leave out an option that a later version adds while it has the value
+/// that it always had.
 ///
 /// ```
 /// use burn::tensor::DType;
@@ -22,6 +31,7 @@ use crate::cache::{CacheError, ModelShape};
 ///
 /// // A backend of your own:
 /// let mut state = State::new("newest", [("budget".into(), "5".into())], &shape);
+/// assert!(state.model().any(|field| field == ("kv_heads", "2")));
 /// state.insert("lengths", StateValue::Integers(vec![3, 7]));
 /// assert_eq!(state.integers("lengths")?, [3, 7]);
 /// assert!(state.floats("scores").is_err());
@@ -30,8 +40,8 @@ use crate::cache::{CacheError, ModelShape};
 #[derive(Clone)]
 pub struct State {
     backend: String,
-    options: BTreeMap<String, String>,
-    model: String,
+    options: Fields,
+    model: Fields,
     values: BTreeMap<String, StateValue>,
 }
 
@@ -59,14 +69,10 @@ impl State {
         shape: &ModelShape,
     ) -> Self {
         let options = options.into_iter().collect();
-        Self::of(backend.into(), options, shape.to_string())
+        Self::of(backend.into(), options, shape.fields())
     }
 
-    pub(crate) const fn of(
-        backend: String,
-        options: BTreeMap<String, String>,
-        model: String,
-    ) -> Self {
+    pub(crate) const fn of(backend: String, options: Fields, model: Fields) -> Self {
         Self {
             backend,
             options,
@@ -87,10 +93,10 @@ impl State {
         options.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// The model's shape, as text.
-    #[must_use]
-    pub fn model(&self) -> &str {
-        &self.model
+    /// The sizes of the model, by name.
+    pub fn model(&self) -> impl Iterator<Item = (&str, &str)> {
+        let model = self.model.iter();
+        model.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// Checks that this state was taken from a cache of the same kind as `own`.
@@ -99,29 +105,23 @@ impl State {
     /// [`Foreign`](CacheError::Foreign), naming what differs.
     pub fn check(&self, own: &Self) -> Result<(), CacheError> {
         let foreign = |what: String, expected: &str, found: &str| {
-            let (expected, found) = (expected.into(), found.into());
             Err(CacheError::Foreign {
                 what,
-                expected,
-                found,
+                expected: expected.into(),
+                found: found.into(),
             })
         };
         if self.backend != own.backend {
             return foreign("the backend".into(), &own.backend, &self.backend);
         }
-        if self.model != own.model {
-            return foreign("a model with".into(), &own.model, &self.model);
-        }
-        let names = own.options.keys().chain(self.options.keys());
-        for name in names {
-            let value = |of: &Self| {
-                of.options
-                    .get(name)
-                    .map_or_else(|| "none".into(), Clone::clone)
-            };
-            let (expected, found): (String, String) = (value(own), value(self));
-            if expected != found {
-                return foreign(format!("the option {name}"), &expected, &found);
+        let kinds = [
+            ("the model's", &own.model, &self.model),
+            ("the option", &own.options, &self.options),
+        ];
+        for (what, own, fields) in kinds {
+            if let Some((name, expected, found)) = difference(own, fields) {
+                let [expected, found] = [expected, found].map(|value| value.unwrap_or("none"));
+                return foreign(format!("{what} {name}"), expected, found);
             }
         }
         Ok(())

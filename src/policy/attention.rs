@@ -25,8 +25,8 @@ pub(super) struct Query<'a> {
     pub(super) slots: usize,
 }
 
-impl Query<'_> {
-    fn head(&self, head: usize) -> &[f32] {
+impl<'a> Query<'a> {
+    pub(super) fn head(self, head: usize) -> &'a [f32] {
         &self.probabilities[head * self.stride..][..self.slots]
     }
 

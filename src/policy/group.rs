@@ -16,6 +16,16 @@ pub enum Group {
 }
 
 impl Group {
+    /// The word for an [option](super::Policy::options), which never changes.
+    #[must_use]
+    pub const fn as_option(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Sum => "sum",
+            Self::Max => "max",
+        }
+    }
+
     /// One score for every slot, from those of each head.
     pub fn reduce<S: AsRef<[f32]>>(self, heads: impl IntoIterator<Item = S>) -> Vec<f32> {
         let mut heads = heads.into_iter();

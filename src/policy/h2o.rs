@@ -96,10 +96,10 @@ impl Policy for HeavyHitters {
 
     fn options(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("budget", self.0.budget.to_string()),
-            ("recent", self.0.recent.to_string()),
+            ("budget", self.0.budget.as_option()),
+            ("recent", self.0.recent.as_option()),
             ("sinks", self.0.sinks.to_string()),
-            ("group", self.0.group.to_string()),
+            ("group", self.0.group.as_option().into()),
         ]
     }
 

@@ -111,18 +111,25 @@ impl Remembered {
         stored.map(bytes).sum()
     }
 
-    /// Adds the queries to a state.
-    pub(super) fn write(&self, state: &mut State) {
+    /// Adds the queries of sequences of these lengths to a state: `[queries, heads, tokens]`, with zeros for tokens
+    /// that are newer than the query. Nothing was evicted, so the slot of a token is its position.
+    pub(super) fn write(&self, lengths: &[usize], state: &mut State) {
         for (layer, sequences) in self.layers.iter().enumerate() {
             for (sequence, queries) in sequences.iter().enumerate() {
                 if queries.is_empty() {
                     continue;
                 }
-                let slots = queries.iter().map(|q| q.probabilities.len() / q.heads);
-                state.insert_positions(&name(layer, sequence, "query_slots"), slots);
-                let all = queries.iter().flat_map(|query| &query.probabilities);
-                let all = StateValue::Floats(all.copied().collect());
-                state.insert(name(layer, sequence, "queries"), all);
+                let heads = queries.iter().flat_map(|stored| {
+                    let query = stored.query();
+                    (0..stored.heads).map(move |head| query.head(head))
+                });
+                let tokens = heads.flat_map(|slots| {
+                    let seen = slots.iter().copied();
+                    let newer = std::iter::repeat(0.0);
+                    seen.chain(newer).take(lengths[sequence])
+                });
+                let all = StateValue::Floats(tokens.collect());
+                state.insert(name(layer, sequence), all);
             }
         }
     }
@@ -140,32 +147,28 @@ impl Remembered {
         let mut remembered = Self::new(layers);
         for layer in 0..layers {
             for (sequence, &length) in lengths.iter().enumerate() {
-                let queries = name(layer, sequence, "queries");
-                if !state.contains(&queries) {
+                let name = name(layer, sequence);
+                if !state.contains(&name) {
                     continue;
                 }
-                let mut all = state.floats(&queries)?;
-                let slots = state.positions(&name(layer, sequence, "query_slots"))?;
-                let fits = |&slots: &usize| 0 < slots && slots <= length;
-                let total = slots.iter().filter(|slots| fits(slots)).map(|n| n * heads);
+                let all = state.floats(&name)?;
+                let width = heads.saturating_mul(length).max(1);
+                let count = all.len() / width;
                 if prompts[sequence].is_some()
-                    || slots.len() > most.min(length)
-                    || !slots.iter().all(fits)
-                    || total.sum::<usize>() != all.len()
+                    || count > most.min(length)
+                    || all.len() != count * width
                 {
-                    return Err(wrong(&queries, "it does not fit the lengths"));
+                    return Err(wrong(&name, "it does not fit the lengths"));
                 }
-                let first = length - slots.len();
-                for (index, slots) in slots.into_iter().enumerate() {
-                    let (probabilities, rest) = all.split_at(slots * heads);
+                for (index, probabilities) in all.chunks_exact(width).enumerate() {
+                    let position = length - count + index;
                     let query = Query {
-                        position: first + index,
+                        position,
                         probabilities,
-                        stride: slots,
-                        slots,
+                        stride: length,
+                        slots: position + 1,
                     };
-                    remembered.add(layer, sequence, &[query], heads, slots);
-                    all = rest;
+                    remembered.add(layer, sequence, &[query], heads, query.slots);
                 }
             }
         }
@@ -174,6 +177,6 @@ impl Remembered {
 }
 
 /// The name of a value of a state, for a layer and sequence.
-fn name(layer: usize, sequence: usize, part: &str) -> String {
-    format!("layer.{layer}.{part}.{sequence}")
+fn name(layer: usize, sequence: usize) -> String {
+    format!("layer.{layer}.queries.{sequence}")
 }

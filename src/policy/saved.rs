@@ -13,7 +13,8 @@ impl<P: Policy> Evicting<P> {
             .iter()
             .map(|s| s.prompt.unwrap_or(usize::MAX));
         state.insert_positions("prompts", prompts);
-        self.remembered.write(&mut state);
+        let lengths = self.stores.tracker().lengths();
+        self.remembered.write(lengths, &mut state);
         self.sinks.write(&mut state);
         state
     }

@@ -139,14 +139,14 @@ impl Policy for PromptWindow {
     fn options(&self) -> Vec<(&'static str, String)> {
         let pooling = match self.0.pooling {
             Pooling::Average => "average",
-            Pooling::Max => "maximum",
+            Pooling::Max => "max",
         };
         vec![
-            ("budget", self.0.budget.to_string()),
+            ("budget", self.0.budget.as_option()),
             ("window", self.0.window.to_string()),
             ("kernel", self.0.kernel.to_string()),
             ("pooling", pooling.into()),
-            ("group", self.0.group.to_string()),
+            ("group", self.0.group.as_option().into()),
         ]
     }
 

@@ -117,7 +117,7 @@ impl Policy for SinksAndNewest {
         };
         vec![
             ("sinks", self.0.sinks.to_string()),
-            ("recent", self.0.recent.to_string()),
+            ("recent", self.0.recent.as_option()),
             ("indexing", indexing.into()),
         ]
     }

@@ -57,6 +57,16 @@ impl TokenBudget {
         }
     }
 
+    /// The text for an [option](super::Policy::options), which never changes: the tokens, as `64`, or the share of the
+    /// prompt, as `prompt*0.25`.
+    #[must_use]
+    pub fn as_option(self) -> String {
+        match self.0 {
+            Amount::Tokens(tokens) => tokens.to_string(),
+            Amount::OfPrompt(ratio) => format!("prompt*{ratio}"),
+        }
+    }
+
     /// The tokens, where they are a number.
     pub(super) const fn number(self) -> Option<usize> {
         match self.0 {

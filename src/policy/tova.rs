@@ -79,7 +79,7 @@ impl Policy for NewestQuery {
 
     fn options(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("budget", self.0.budget.to_string()),
+            ("budget", self.0.budget.as_option()),
             ("protect_last", self.0.protect_last.to_string()),
         ]
     }

@@ -47,7 +47,7 @@ impl Policy for Newest {
     const NAME: &'static str = "window";
 
     fn options(&self) -> Vec<(&'static str, String)> {
-        vec![("size", self.size.to_string())]
+        vec![("size", self.size.as_option())]
     }
 
     fn evict(&self, entries: &mut Entries<'_>, _: &Attention<'_>, sequence: &Sequence) {

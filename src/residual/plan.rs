@@ -233,6 +233,11 @@ impl Plan {
         Ok(())
     }
 
+    /// Number of layers.
+    pub(super) const fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
     pub(crate) fn has_residuals(&self) -> bool {
         self.layers.contains(&Retain::Residual)
     }

@@ -81,17 +81,21 @@ impl Residuals {
         self.sequences = sequences.iter().map(of).collect();
     }
 
-    /// Adds the buffers of a layer to a state.
-    pub(super) fn write(&self, layer: usize, state: &mut State) {
-        for (sequence, stored) in self.sequences.iter().enumerate() {
-            for (chunk, residual) in stored.iter().enumerate() {
-                let name = name(layer, sequence, chunk);
-                state.insert(name, StateValue::Tensor(residual.clone()));
-            }
+    /// Adds the residuals of a layer to a state, for sequences of these lengths: `[1, tokens, hidden]` each.
+    pub(super) fn write(&self, layer: usize, lengths: &[usize], state: &mut State) {
+        let sequences = self.sequences.iter().zip(lengths).enumerate();
+        for (sequence, (stored, &length)) in sequences.filter(|(_, (_, length))| **length > 0) {
+            let starts = (0..length).step_by(self.chunk);
+            let parts = stored.iter().zip(starts).map(|(residual, start)| {
+                let tokens = self.chunk.min(length - start);
+                residual.clone().slice_dim(1, 0..tokens)
+            });
+            let residuals = Tensor::cat(parts.collect(), 1);
+            state.insert(name(layer, sequence), StateValue::Tensor(residuals));
         }
     }
 
-    /// The buffers that tokens of these lengths have in a layer.
+    /// The residuals that a state has for tokens of these lengths in a layer.
     pub(super) fn restored(
         &self,
         layer: usize,
@@ -99,16 +103,25 @@ impl Residuals {
         shape: &ModelShape,
         state: &State,
     ) -> Result<Self, CacheError> {
-        let dims = [1, self.chunk, shape.hidden];
-        let sequence = |(sequence, length): (usize, &usize)| {
-            let chunks = 0..length.div_ceil(self.chunk);
-            let stored = |chunk| state.tensor(&name(layer, sequence, chunk), dims, shape.dtype);
-            chunks.map(stored).collect::<Result<_, CacheError>>()
+        let sequence = |(sequence, &length): (usize, &usize)| {
+            if length == 0 {
+                return Ok(Vec::new());
+            }
+            let dims = [1, length, shape.hidden];
+            let all = state.tensor(&name(layer, sequence), dims, shape.dtype)?;
+            let options = (&all.device(), shape.dtype);
+            let stored = (0..length).step_by(self.chunk).map(|start| {
+                let tokens = self.chunk.min(length - start);
+                let part = all.clone().slice_dim(1, start..start + tokens);
+                let ranges = [0..1, 0..tokens, 0..shape.hidden];
+                zeros([1, self.chunk, shape.hidden], options).slice_assign(ranges, part)
+            });
+            Ok(stored.collect())
         };
         let sequences = lengths.iter().enumerate().map(sequence);
         Ok(Self {
             chunk: self.chunk,
-            sequences: sequences.collect::<Result<_, _>>()?,
+            sequences: sequences.collect::<Result<_, CacheError>>()?,
         })
     }
 
@@ -124,7 +137,7 @@ impl Residuals {
     }
 }
 
-/// The name of a value of a state, for a layer, a sequence and a chunk.
-fn name(layer: usize, sequence: usize, chunk: usize) -> String {
-    format!("layer.{layer}.residuals.{sequence}.{chunk}")
+/// The name of a value of a state, for a layer and sequence.
+fn name(layer: usize, sequence: usize) -> String {
+    format!("layer.{layer}.residuals.{sequence}")
 }

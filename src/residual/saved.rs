@@ -1,6 +1,6 @@
 //! A [`ResidualCheckpoint`] as a state, and back.
 
-use super::{ResidualCheckpoint, Retain, resident::Resident};
+use super::{Plan, ResidualCheckpoint, Retain, resident::Resident};
 use crate::{
     cache::{CacheError, State, StateValue, wrong},
     storage::StepTracker,
@@ -10,11 +10,13 @@ impl ResidualCheckpoint {
     /// Its state, between steps and outside of drafts.
     pub(super) fn written(&self) -> State {
         let mut state = self.kind();
-        let resident = &self.resident;
-        state.insert_positions("lengths", self.tracker.lengths().iter().copied());
+        let (resident, lengths) = (&self.resident, self.tracker.lengths());
+        state.insert_positions("lengths", lengths.iter().copied());
         for (layer, store) in resident.layers.iter().enumerate() {
             store.write(layer, &mut state);
-            resident.residuals[layer].write(layer, &mut state);
+            if self.setup.plan.retain(layer) == Retain::Residual {
+                resident.residuals[layer].write(layer, lengths, &mut state);
+            }
         }
         let parked = vec![u64::from(resident.windows_dropped)];
         state.insert("parked", StateValue::Integers(parked));
@@ -32,10 +34,7 @@ impl ResidualCheckpoint {
             usize::MAX => "all".into(),
             hot => hot.to_string(),
         };
-        let mut options = vec![("hot", hot), ("plan", plan.to_string())];
-        if plan.has_residuals() {
-            options.push(("chunk", plan.chunk().to_string()));
-        }
+        let mut options = vec![("hot", hot), ("retain", retained(plan))];
         if let Some(bytes) = self.setup.byte_budget {
             options.push(("byte_budget", bytes.to_string()));
         }
@@ -53,6 +52,17 @@ impl ResidualCheckpoint {
         cache.tracker = StepTracker::new(&self.setup.shape, lengths);
         Ok(cache)
     }
+}
+
+/// What each layer retains, as an option. The chunk is none: no bit depends on it.
+fn retained(plan: &Plan) -> String {
+    let word = |layer| match plan.retain(layer) {
+        Retain::KeysValues => "keys_values",
+        Retain::Residual => "residual",
+        Retain::Nothing => "nothing",
+    };
+    let words: Vec<&str> = (0..plan.layers()).map(word).collect();
+    words.join(",")
 }
 
 impl Resident {

@@ -47,15 +47,19 @@ pub enum SessionError {
         /// The format that it states, if any.
         found: Option<String>,
     },
-    /// The file was written by a newer version of this crate.
-    #[error("{}: version {found} of the format; the newest that is read is {newest}", path.display())]
+    /// The file has another version of the format.
+    #[error(
+        "{}: version {} of the format, but version {expected} is read",
+        path.display(),
+        found.as_deref().unwrap_or("unknown")
+    )]
     Version {
         /// The file.
         path: PathBuf,
-        /// Its version.
-        found: String,
-        /// The newest that can be read.
-        newest: u32,
+        /// The version that can be read.
+        expected: u32,
+        /// The version that the file states, if any.
+        found: Option<String>,
     },
     /// A part of the file is damaged.
     #[error("{}: {part} is damaged: its checksum is {found}, not {expected}", path.display())]

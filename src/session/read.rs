@@ -7,10 +7,10 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{
     FORMAT, SessionError, VERSION,
-    facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
+    facts::{CHECKSUM, Facts, MODEL, OPTION, checksum_key, of_facts, of_tensor, under, word},
 };
 use crate::{
-    cache::{CacheBackend, CacheError, State, StateValue},
+    cache::{CacheBackend, CacheError, State, StateValue, wrong},
     files,
     fingerprint::Fingerprint,
 };
@@ -52,28 +52,20 @@ fn read(path: &Path, model: &Fingerprint, device: &Device) -> Result<State, Sess
     };
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
-    let facts = header.metadata().clone().unwrap_or_default();
+    let facts = header.metadata().iter().flatten();
+    let facts: Facts = facts.map(|(k, v)| (k.clone(), v.clone())).collect();
     check_facts(path, &facts, model)?;
-    let fact = |key: &str| facts.get(key).cloned().unwrap_or_default();
-    let prefix = format!("{OPTION}.");
-    let options = facts
-        .iter()
-        .filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_owned(), value.clone())))
-        .collect();
-    let mut state = State::of(fact("backend"), options, fact("model"));
+    let backend = facts.get("backend").cloned().unwrap_or_default();
+    let mut state = State::of(backend, under(&facts, OPTION), under(&facts, MODEL));
     for (name, view) in tensors.iter() {
-        let found = of_tensor(name, view.dtype(), view.shape(), view.data());
+        let refused = |source| SessionError::cache(path, source);
+        let dtype = word(view.dtype()).ok_or_else(|| refused(no_value(name)))?;
+        let found = of_tensor(name, dtype, view.shape(), view.data());
         check(path, name, facts.get(&checksum_key(name)), found)?;
-        let value =
-            value(name, &view, device).map_err(|source| SessionError::cache(path, source))?;
-        state.insert(name, value);
+        state.insert(name, value(name, &view, device).map_err(refused)?);
     }
-    let prefix = checksum_key("");
-    let missing = facts
-        .iter()
-        .filter_map(|(key, sum)| Some((key.strip_prefix(&prefix)?, sum)))
-        .find(|(name, _)| !state.contains(name));
-    match missing {
+    let sums = under(&facts, CHECKSUM);
+    match sums.iter().find(|(name, _)| !state.contains(name)) {
         Some((name, sum)) => check(path, name, Some(sum), "missing".into()).map(|()| state),
         None => Ok(state),
     }
@@ -89,12 +81,12 @@ fn check_facts(path: &Path, facts: &Facts, model: &Fingerprint) -> Result<(), Se
             found: fact("format"),
         });
     }
-    let version = fact("version").unwrap_or_default();
-    if !version.parse().is_ok_and(|version: u32| version <= VERSION) {
+    let version = fact("version");
+    if version.as_ref() != Some(&VERSION.to_string()) {
         return Err(SessionError::Version {
             path: path.into(),
+            expected: VERSION,
             found: version,
-            newest: VERSION,
         });
     }
     check(path, "the header", facts.get(CHECKSUM), of_facts(facts))?;
@@ -145,13 +137,12 @@ fn value(name: &str, view: &TensorView<'_>, device: &Device) -> Result<StateValu
         (Dtype::F32, [_, _, _]) => DType::F32,
         (Dtype::F16, [_, _, _]) => DType::F16,
         (Dtype::BF16, [_, _, _]) => DType::BF16,
-        _ => {
-            return Err(CacheError::State {
-                value: name.into(),
-                problem: "no value has this dtype and rank",
-            });
-        }
+        _ => return Err(no_value(name)),
     };
     let data = TensorData::from_bytes_vec(bytes.to_vec(), view.shape().to_vec(), dtype);
     Ok(StateValue::Tensor(Tensor::from_data(data, (device, dtype))))
+}
+
+fn no_value(name: &str) -> CacheError {
+    wrong(name, "no value has this dtype and rank")
 }

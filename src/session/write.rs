@@ -1,28 +1,26 @@
 //! Writes a session: to a temporary name, then synced, then renamed.
 
 use std::{
-    borrow::Cow,
-    fs::{File, OpenOptions},
-    io,
+    fs::File,
+    io::{self, BufWriter, Write as _},
     path::Path,
 };
 
-use burn::tensor::{DType, Tensor};
-use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
-
 use super::{
     FORMAT, SessionError, VERSION,
-    facts::{CHECKSUM, Facts, OPTION, checksum_key, of_facts, of_tensor},
+    facts::{CHECKSUM, Facts, MODEL, OPTION, checksum_key, of_facts, of_tensor},
+    header::{header, sort},
+    part::Part,
 };
 use crate::{
-    cache::{CacheBackend, CacheError, StateValue},
+    cache::{CacheBackend, CacheError},
     fingerprint::Fingerprint,
 };
 
 /// Writes everything that `cache` needs to continue to a file. Replaces a file at `path`.
 ///
-/// The file is written to a temporary folder beside `path`, synced to the disk and moved. At any time, `path` is
-/// either the old file or the new one. If the process is killed, a folder may remain whose name begins with
+/// The file is written under a temporary name beside `path`, synced to the disk and renamed. At any time, `path` is
+/// either the old file or the new one. If the process is killed, a file may remain whose name begins with
 /// `.kv-direct-` and ends in `.tmp`. Only its owner can read the file. A link at `path` is replaced; a folder, a pipe or
 /// a device is not.
 ///
@@ -30,7 +28,8 @@ use crate::{
 /// [`SessionError`] if the file cannot be written, or if the cache does not return its state.
 ///
 /// # Cost
-/// Every tensor is read twice, one at a time. One tensor is held on top of the cache.
+/// The [`State`](crate::cache::State) of the cache and one of its tensors are held on top of the cache. Every tensor is
+/// read twice.
 pub fn save<C>(path: &Path, cache: &C, model: &Fingerprint) -> Result<(), SessionError>
 where
     C: CacheBackend + ?Sized,
@@ -40,38 +39,37 @@ where
     let mut facts: Facts = [
         ("format", FORMAT.into()),
         ("version", VERSION.to_string()),
-        (
-            "written_by",
-            concat!("kv-direct ", env!("CARGO_PKG_VERSION")).into(),
-        ),
         ("fingerprint", model.to_string()),
         ("backend", state.backend().into()),
-        ("model", state.model().into()),
     ]
     .map(|(key, value): (&str, String)| (key.to_owned(), value))
     .into();
-    for (name, value) in state.options() {
-        facts.insert(format!("{OPTION}.{name}"), value.into());
-    }
-    let mut parts = Vec::new();
-    for (name, value) in state.values() {
-        let part = Part::new(name, value)?;
+    let model = state.model().map(|field| (MODEL, field));
+    let options = state.options().map(|field| (OPTION, field));
+    facts.extend(
+        model
+            .chain(options)
+            .map(|(word, (name, value))| (format!("{word}.{name}"), value.to_owned())),
+    );
+    let parts = state.values().map(|(name, value)| Part::new(name, value));
+    let mut parts = parts.collect::<Result<Vec<_>, _>>()?;
+    sort(&mut parts);
+    for part in &parts {
         let bytes = part
             .bytes()
             .map_err(|error| refused(CacheError::Backend(Box::new(error))))?;
-        let checksum = of_tensor(name, part.dtype, &part.shape, &bytes);
-        facts.insert(checksum_key(name), checksum);
-        parts.push((name, part));
+        let checksum = of_tensor(part.name, part.dtype, &part.shape, &bytes);
+        facts.insert(checksum_key(part.name), checksum);
     }
     facts.insert(CHECKSUM.into(), of_facts(&facts));
-    write(path, parts, facts, File::sync_all)
+    write(path, &parts, &facts, File::sync_all)
 }
 
 /// Replaces `path` by a file with these tensors. `sync` makes a change in the folder durable.
 fn write(
     path: &Path,
-    parts: Vec<(&str, Part<'_>)>,
-    facts: Facts,
+    parts: &[Part<'_>],
+    facts: &Facts,
     sync: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<(), SessionError> {
     let io = |source| SessionError::Io {
@@ -98,12 +96,7 @@ fn write(
 }
 
 /// Writes to a temporary name, synced, and renames.
-fn write_aside(
-    path: &Path,
-    folder: &Path,
-    parts: Vec<(&str, Part<'_>)>,
-    facts: Facts,
-) -> io::Result<()> {
+fn write_aside(path: &Path, folder: &Path, parts: &[Part<'_>], facts: &Facts) -> io::Result<()> {
     // Something special, such as a pipe, is not replaced by a file.
     if let Ok(there) = path.symlink_metadata()
         && !there.is_file()
@@ -113,102 +106,26 @@ fn write_aside(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     // Not the name of the file, which may be as long as names can be.
-    let aside = tempfile::Builder::new()
+    let mut aside = tempfile::Builder::new()
         .prefix(".kv-direct-")
         .suffix(".tmp")
-        .tempdir_in(folder)?;
-    let temporary = aside.path().join("session");
-    serialize_to_file(parts, Some(facts), &temporary).map_err(|error| match error {
-        SafeTensorError::IoError(error) => error,
-        error => io::Error::other(error),
-    })?;
-    let written = OpenOptions::new().write(true).open(&temporary)?;
-    written.sync_all()?;
-    std::fs::rename(&temporary, path)
-}
-
-/// A value of a state as safetensors writes it.
-struct Part<'a> {
-    value: &'a StateValue,
-    dtype: Dtype,
-    shape: Vec<usize>,
-}
-
-impl<'a> Part<'a> {
-    fn new(name: &str, value: &'a StateValue) -> Result<Self, SessionError> {
-        let (dtype, shape) = match value {
-            StateValue::Tensor(tensor) => {
-                let unwritable = |dtype| SessionError::Dtype {
-                    name: name.into(),
-                    dtype,
-                };
-                let dtype = tensor.dtype();
-                (
-                    stored(dtype).ok_or_else(|| unwritable(dtype))?,
-                    tensor.dims().to_vec(),
-                )
-            }
-            StateValue::Integers(values) => (Dtype::U64, vec![values.len()]),
-            StateValue::Ids(values) => (Dtype::U32, vec![values.len()]),
-            StateValue::Floats(values) => (Dtype::F32, vec![values.len()]),
-        };
-        Ok(Self {
-            value,
-            dtype,
-            shape,
-        })
+        .tempfile_in(folder)?;
+    let mut written = BufWriter::new(aside.as_file_mut());
+    written.write_all(&header(facts, parts)?)?;
+    for part in parts {
+        written.write_all(&part.bytes().map_err(io::Error::other)?)?;
     }
-
-    fn bytes(&self) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
-        Ok(match self.value {
-            StateValue::Tensor(tensor) => tensor_bytes(tensor.clone())?,
-            StateValue::Integers(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            StateValue::Ids(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            StateValue::Floats(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        })
-    }
-}
-
-fn tensor_bytes(tensor: Tensor<3>) -> Result<Vec<u8>, burn::tensor::ExecutionError> {
-    let data = tensor.try_into_data()?;
-    Ok(data.as_bytes().to_vec())
-}
-
-impl View for Part<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = self.bytes();
-        bytes
-            .expect("a tensor that was read for its checksum can be read")
-            .into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
-}
-
-/// The dtype in a file for the dtype of a tensor; `None` if a file cannot hold it.
-fn stored(dtype: DType) -> Option<Dtype> {
-    match dtype {
-        DType::F64 => Some(Dtype::F64),
-        DType::F32 => Some(Dtype::F32),
-        DType::F16 => Some(Dtype::F16),
-        DType::BF16 => Some(Dtype::BF16),
-        _ => None,
-    }
+    written.flush()?;
+    drop(written);
+    aside.as_file().sync_all()?;
+    aside.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use crate::cache::StateValue;
 
     #[test]
     fn a_folder_that_cannot_be_synced_leaves_the_new_file() {
@@ -216,9 +133,9 @@ mod tests {
         let path = folder.path().join("chat");
         std::fs::write(&path, "old").expect("a file");
         let value = StateValue::Ids(vec![7]);
-        let parts = vec![("ids", Part::new("ids", &value).expect("ids can be written"))];
+        let parts = [Part::new("ids", &value).expect("ids can be written")];
         let sync = |_: &File| Err(io::Error::other("no disk"));
-        let failed = write(&path, parts, Facts::default(), sync);
+        let failed = write(&path, &parts, &Facts::default(), sync);
         let text = failed.as_ref().expect_err("it was not synced").to_string();
         assert!(
             matches!(failed, Err(SessionError::NotSynced { .. })),

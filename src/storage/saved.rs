@@ -1,8 +1,8 @@
 //! A layer store as values of a state, and back.
 //!
 //! A state has the entries of each sequence in rising order of positions, `[kv_heads, entries, head_dim]`. Lists that
-//! differ between KV heads end in [`Positions::EMPTY`] where one is shorter. Where slots do not follow positions the slot
-//! of each entry is written too, because the bits of attention depend on it.
+//! differ between KV heads end in [`Positions::EMPTY`] where one is shorter. The slot of each entry is written where it
+//! does not follow from the positions, because attention sums in the order of slots.
 
 use super::{
     buffers::{Buffers, Rows},
@@ -38,7 +38,8 @@ impl LayerStore {
             };
             let positions = each(|list, slot| list.as_ref()[slot]);
             state.insert_positions(&name("positions"), positions);
-            if !store.lists[0].is_anchored() {
+            let implied = |order: &Vec<usize>| order.iter().copied().eq(0..order.len());
+            if !store.lists[0].is_anchored() && !order.iter().all(implied) {
                 state.insert_positions(&name("slots"), each(|_, slot| slot));
             }
             if store.lists.iter().any(|list| !list.scores().is_empty()) {
@@ -50,10 +51,6 @@ impl LayerStore {
                 });
                 state.insert(name("scores"), StateValue::Floats(scores.collect()));
             }
-        }
-        if self.slides() {
-            let from = self.sequences.iter().map(|store| store.from);
-            state.insert_positions(&format!("layer.{layer}.from"), from);
         }
     }
 
@@ -77,39 +74,30 @@ impl LayerStore {
             let end = of_sequence.lists.iter().map(Slots::end).max();
             of_sequence.restore_entries(&rows, growth.slots(end.unwrap_or(0)));
         }
-        store.restore_windows(layer, lengths, state)?;
+        store.restore_windows(layer, lengths)?;
         Ok(store)
     }
 
-    /// Takes from where on sliding-window layers hold every entry, and checks that they do.
-    fn restore_windows(
-        &mut self,
-        layer: usize,
-        lengths: &[usize],
-        state: &State,
-    ) -> Result<(), CacheError> {
-        let name = format!("layer.{layer}.from");
-        if !self.slides() || !state.contains(&name) && self.capacity() == 0 {
+    /// Finds out from where on sliding-window layers hold every entry, and checks that it is far enough back. A layer
+    /// without any entry passes: they may be dropped ones.
+    fn restore_windows(&mut self, layer: usize, lengths: &[usize]) -> Result<(), CacheError> {
+        let Some(window) = self.window else {
             return Ok(());
-        }
-        let from = state.positions(&name)?;
-        // Before the first step there may be no number yet.
-        if from.len() != lengths.len() && !(from.is_empty() && self.capacity() == 0) {
-            return Err(wrong(&name, "it has not one number for every sequence"));
-        }
-        let sequences = self.sequences.iter_mut().zip(from);
-        sequences.for_each(|(store, from)| store.from = from);
+        };
+        let any = self.capacity() > 0;
         for (sequence, &length) in lengths.iter().enumerate() {
-            let store = &self.sequences[sequence];
-            let holds = |list: &Slots| list.holds_all(store.from..length);
-            if store.from > length
-                || self.shortest(sequence) > length
-                || self.capacity() > 0 && !store.lists.iter().all(holds)
-            {
-                return Err(wrong(
-                    &name,
-                    "an entry within the layer's window is missing",
-                ));
+            let store = &mut self.sequences[sequence];
+            store.from = match store.lists[0].first() {
+                Some(first) => first,
+                // The next query sees itself alone.
+                None if window.get() == 1 => length,
+                None => 0,
+            };
+            let from = store.from;
+            let holds = |list: &Slots| list.holds_all(from..length);
+            if any && !store.lists.iter().all(holds) || self.shortest(sequence) > length {
+                let problem = "an entry within the layer's window is missing";
+                return Err(wrong(&name(layer, "positions", sequence), problem));
             }
         }
         Ok(())
@@ -156,15 +144,16 @@ impl SequenceStore {
             keys: state.tensor(&name("keys"), dims, shape.cache_dtype)?,
             values: state.tensor(&name("values"), dims, shape.cache_dtype)?,
         };
-        let slots = match self.lists[0].is_anchored() {
-            true => Vec::new(),
-            false => state.positions(&name("slots"))?,
+        let slots = match state.contains(&name("slots")) && !self.lists[0].is_anchored() {
+            true => Some(state.positions(&name("slots"))?),
+            false => None,
         };
         let scores = match state.contains(&name("scores")) {
             true => state.floats(&name("scores"))?,
             false => &[],
         };
-        if !slots.is_empty() && slots.len() != positions.len() {
+        let fit = |slots: &Vec<usize>| slots.len() == positions.len();
+        if !slots.as_ref().is_none_or(fit) {
             return Err(wrong(&name("slots"), "there is not one for every entry"));
         }
         if !scores.is_empty() && scores.len() != positions.len() {
@@ -178,12 +167,9 @@ impl SequenceStore {
             if positions[used..].iter().any(|&p| p != Positions::EMPTY) {
                 return Err(wrong(&name("positions"), "an entry follows the last one"));
             }
-            let slots = slots.get(of_list.clone()).unwrap_or_default();
-            let scores = scores.get(of_list).unwrap_or_default();
-            let (slots, scores) = (
-                slots.get(..used).unwrap_or_default(),
-                scores.get(..used).unwrap_or_default(),
-            );
+            let first = of_list.start..of_list.start + used;
+            let slots = slots.as_ref().map(|slots| &slots[first.clone()]);
+            let scores = scores.get(first).unwrap_or_default();
             *list = list
                 .restored(&positions[..used], slots, scores, length)
                 .map_err(|problem| wrong(&name("positions"), problem))?;

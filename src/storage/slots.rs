@@ -63,11 +63,11 @@ impl Slots {
     }
 
     /// Like these, with entries at rising `positions` in these slots, and their scores, if any. What cannot be is refused
-    /// with the reason. Slots are those of positions where they follow them.
+    /// with the reason. Slots are those of positions where they follow them; else, by default, the first ones.
     pub(crate) fn restored(
         &self,
         positions: &[usize],
-        slots: &[usize],
+        slots: Option<&[usize]>,
         scores: &[f32],
         length: usize,
     ) -> Result<Self, &'static str> {
@@ -83,15 +83,19 @@ impl Slots {
             scores: Vec::new(),
             ..self.clone()
         };
-        let of_position: Vec<usize>;
-        let slots = match &mut new.placement {
-            Placement::Lowest { .. } => slots,
-            Placement::Anchored { base } => {
+        let implied: Vec<usize>;
+        let slots = match (&mut new.placement, slots) {
+            (Placement::Lowest { .. }, Some(slots)) => slots,
+            (Placement::Lowest { .. }, None) => {
+                implied = (0..positions.len()).collect();
+                &implied
+            }
+            (Placement::Anchored { base }, _) => {
                 let first = positions.first().copied();
                 *base = base.or_else(|| first.map(anchor));
                 let base = base.unwrap_or(0);
-                of_position = positions.iter().map(|&position| position - base).collect();
-                &of_position
+                implied = positions.iter().map(|&position| position - base).collect();
+                &implied
             }
         };
         // Buffers shrink before more than half of their slots are free, and two panels.
@@ -132,6 +136,12 @@ impl Slots {
     /// Whether slots follow positions.
     pub(crate) const fn is_anchored(&self) -> bool {
         matches!(self.placement, Placement::Anchored { .. })
+    }
+
+    /// The lowest position held.
+    pub(crate) fn first(&self) -> Option<usize> {
+        let held = self.held.iter().copied();
+        held.filter(|&position| position != Positions::EMPTY).min()
     }
 
     /// Whether every one of these positions is held.

@@ -1,5 +1,7 @@
 //! States: what one contains, and which a cache refuses.
 
+use std::collections::BTreeSet;
+
 use kv_direct::{
     cache::{CacheBackend, CacheError, Draft, StateValue, Step},
     model::Decoder,
@@ -142,22 +144,29 @@ fn an_open_step_refuses_all_but_loading_and_clear() {
 fn a_contradiction_is_refused_with_its_entry() {
     let decoder = tiny(2);
     let entries = [
-        ("prompts", StateValue::Integers(vec![12])),
+        ("prompts", StateValue::Integers(vec![13])),
         ("lengths", StateValue::Integers(vec![3])),
         ("lengths", StateValue::Integers(vec![11, 11])),
-        ("layer.1.slots.0", StateValue::Integers(vec![0; 11])),
-        ("layer.1.slots.0", StateValue::Floats(vec![0.0; 11])),
-        ("layer.1.positions.0", StateValue::Integers(vec![0; 11])),
-        ("layer.1.positions.0", StateValue::Floats(vec![0.0; 11])),
+        ("layer.1.slots.0", StateValue::Integers(vec![0; 6])),
+        ("layer.1.slots.0", StateValue::Integers(vec![9; 12])),
+        ("layer.1.slots.0", StateValue::Floats(vec![0.0; 6])),
+        ("layer.1.positions.0", StateValue::Integers(vec![0; 12])),
+        ("layer.1.positions.0", StateValue::Floats(vec![0.0; 12])),
+        ("layer.1.scores.0", StateValue::Floats(vec![0.0; 13])),
+        ("layer.1.residuals.0", StateValue::Floats(vec![0.0; 12])),
     ];
-    for (name, mut cache) in zoo(&decoder, 32) {
+    let mut replaced = BTreeSet::new();
+    let all = zoo(&decoder, 32).into_iter().chain(zoo(&decoder, 6));
+    for (name, mut cache) in all {
         feed(&decoder, &mut cache, &tokens(1, 11)[..]);
+        feed(&decoder, &mut cache, &[7][..]);
         let there = seen(&cache, 3);
         for (entry, bad) in entries.clone() {
             let mut state = cache.state().expect("no open draft or step");
             if !state.contains(entry) {
                 continue;
             }
+            replaced.insert(entry);
             state.insert(entry, bad);
             let refused = cache.set_state(&state).expect_err(entry);
             assert!(
@@ -167,4 +176,5 @@ fn a_contradiction_is_refused_with_its_entry() {
             assert_eq!(seen(&cache, 3), there, "{name}, {entry}");
         }
     }
+    assert!(entries.iter().all(|(entry, _)| replaced.contains(entry)));
 }

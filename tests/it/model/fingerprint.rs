@@ -3,7 +3,30 @@
 use burn::tensor::Device;
 use kv_direct::model::{Decoder, DecoderConfig};
 
-use crate::support::models::random_decoder;
+use crate::support::models::{LLAMA3, YARN, config, gemma, qwen2, qwen3, random_decoder, scaled};
+
+/// Session files contain fingerprints, so those of a family never change.
+#[test]
+fn it_is_that_of_all_files() {
+    let families = [
+        config(4, 2),
+        scaled(LLAMA3),
+        scaled(YARN),
+        qwen2(),
+        qwen3(),
+        gemma(),
+    ];
+    let found = families.map(|config| random_decoder(&config).fingerprint().to_string());
+    let expected = [
+        "2a10fb8bd5cbd93f82a411c144b1355a",
+        "ac6efe9499992a731d1528411fcee1a2",
+        "a12ff925e794108c9113e0a510c834eb",
+        "ce4e1cab7cbc0ea717581c3bea4573af",
+        "c48c48b7b3e7e72557e6156a00294362",
+        "acbf86879386d660973d12c8309684ef",
+    ];
+    assert_eq!(found[..], expected);
+}
 
 #[test]
 fn one_field_or_one_bit_of_a_weight_changes_it() {

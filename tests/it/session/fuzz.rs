@@ -1,7 +1,7 @@
 //! Damaged and made-up session files: each loads or is refused, allocates no more than the file justifies, and what
 //! loaded can be used. `KV_DIRECT_FUZZ_CASES` asks for more cases.
 
-use std::{cell::Cell, collections::BTreeMap, fs, path::Path};
+use std::{cell::Cell, fs, path::Path};
 
 use burn::tensor::Device;
 use kv_direct::{
@@ -15,9 +15,8 @@ use proptest::{
     prelude::*,
     sample::{Index, select},
 };
-use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
-use xxhash_rust::xxh3::xxh3_64;
 
+use super::parts::Parts;
 use crate::support::{
     allocator::measure,
     caches::{CacheExt as _, zoo},
@@ -28,57 +27,7 @@ use crate::support::{
     random::tokens,
 };
 
-/// A session file taken apart: its facts, and its tensors by name.
-#[derive(Clone)]
-struct Parts {
-    facts: BTreeMap<String, String>,
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-}
-
 impl Parts {
-    fn read(file: &[u8]) -> Self {
-        let (_, header) = SafeTensors::read_metadata(file).expect("a good file");
-        let tensors = SafeTensors::deserialize(file).expect("a good file");
-        let tensors = tensors.tensors().into_iter();
-        Self {
-            facts: header
-                .metadata()
-                .clone()
-                .unwrap_or_default()
-                .into_iter()
-                .collect(),
-            tensors: tensors
-                .map(|(name, view)| {
-                    (
-                        name,
-                        (view.dtype(), view.shape().to_vec(), view.data().to_vec()),
-                    )
-                })
-                .collect(),
-        }
-    }
-
-    /// The file with valid checksums; `None` where the tensors fit no file.
-    fn sealed(mut self) -> Option<Vec<u8>> {
-        self.facts.retain(|key, _| !key.starts_with("checksum"));
-        for (name, (dtype, shape, data)) in &self.tensors {
-            let line = format!("{name} {dtype:?} {shape:?}\n").into_bytes();
-            let sum = format!("{:016x}", xxh3_64(&[line, data.clone()].concat()));
-            self.facts.insert(format!("checksum.{name}"), sum);
-        }
-        let line = |(key, value): (&String, &String)| {
-            format!("{} {key} {} {value}\n", key.len(), value.len())
-        };
-        let lines: String = self.facts.iter().map(line).collect();
-        let sum = format!("{:016x}", xxh3_64(lines.as_bytes()));
-        self.facts.insert("checksum".into(), sum);
-        let views = self.tensors.iter().map(|(name, (dtype, shape, data))| {
-            Ok((name, TensorView::new(*dtype, shape.clone(), data)?))
-        });
-        let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
-        serialize(views.ok()?, Some(self.facts.into_iter().collect())).ok()
-    }
-
     fn changed(mut self, changes: &[Change]) -> Self {
         for change in changes {
             let names: Vec<String> = self.tensors.keys().cloned().collect();
@@ -273,7 +222,7 @@ fn fuzz<S: Strategy>(
     );
 }
 
-fn small(windows: bool) -> Decoder {
+pub fn small(windows: bool) -> Decoder {
     let mut config = DecoderConfig::new(97, 16, 2, 2, 2);
     config.max_positions = 9_000;
     let layers: &[usize] = if windows { &[0] } else { &[] };
