@@ -38,7 +38,7 @@ impl ModelShape {
     }
 
     /// Bytes of temporaries while `tokens` tokens are projected: the normed residual, and keys and values, first side by
-    /// side, then apart.
+    /// side, then apart. Another decoder may hold a second copy of the residual: a centred one, or one for its kernels.
     pub(crate) fn projection_scratch(&self, tokens: usize) -> usize {
         if let Some(scratch) = &self.block.scratch {
             return scratch.0(ReplayCall::Project { tokens });
@@ -46,7 +46,7 @@ impl ModelShape {
         let row = tokens * self.dtype.size();
         match self.block.native && self.own_kernels {
             true => row * 4 * self.kv_width() + layers_scratch(tokens, self.hidden, None),
-            false => row * (self.hidden + self.projected() + 2 * self.kv_width()),
+            false => row * (2 * self.hidden + self.projected() + 2 * self.kv_width()),
         }
     }
 

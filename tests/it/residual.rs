@@ -13,4 +13,5 @@ mod parking;
 mod plans;
 mod replays;
 mod setup;
+mod temporaries;
 mod wrong_decoders;
