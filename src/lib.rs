@@ -66,6 +66,9 @@ pub mod _documentation {
     #[doc = include_str!("../docs/adding-a-backend.md")]
     pub mod adding_a_backend {}
 
+    #[doc = include_str!("../docs/using-in-your-engine.md")]
+    pub mod using_in_your_engine {}
+
     // Their code blocks are tested; to read, they are in the repository.
     #[cfg(doctest)]
     mod tested {

@@ -52,9 +52,9 @@ use crate::{
 /// What is dropped is always a prefix. An entry depends only on the tokens before it, so ids or residuals from the
 /// start of the text are enough to rebuild it. At each layer the residual of the old tokens is projected to keys and
 /// values. Attention reads them together with the stored entries, and the block carries the residual to the next layer.
-/// Only one layer's old entries exist at a time. Bits repeat because everything goes through the routines of
-/// [`exact`](crate::exact), and the [`Conformance`] report says whether these repeat bits on the device. Where they do
-/// not, entries are rebuilt and compared before they are dropped, and stay where a bit differs
+/// Only one layer's old entries exist at a time. Bits repeat if the decoder computes with the routines of
+/// [`exact`](crate::exact), and if these repeat bits on the device. The [`Conformance`] report says whether both were
+/// measured. Otherwise, entries are rebuilt and compared before they are dropped, and stay where a bit differs
 /// ([`ResidualConfig::with_certified_eviction`]).
 ///
 /// A sliding-window layer keeps its window, as in every backend. A replay passes through it chunk by chunk, if a
@@ -137,7 +137,8 @@ impl ResidualCheckpoint {
     /// An empty cache for a model of this shape, on the device of the conformance report.
     ///
     /// The report is measured once for a decoder and shared by its caches: `Decoder::conformance`, or
-    /// [`Conformance::probe`] for a decoder of your own.
+    /// [`Conformance::probe_decoder`] for a decoder of your own. With a report that does not cover the decoder
+    /// ([`Conformance::probe`], [`Conformance::of`]) entries are certified before they are dropped.
     ///
     /// # Errors
     /// * [`ModelShape`](CacheError::ModelShape) for a size of 0.

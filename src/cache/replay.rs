@@ -11,7 +11,8 @@ use crate::{
 /// that a backend can rebuild entries without holding weights or knowing a model.
 ///
 /// For every token, each method returns the bits of the decoder's own step, whatever other tokens share the
-/// call. In every tensor, the tokens of all sequences stand one after another, as in [`Positions`]. Tokens at
+/// call. The routines of [`exact`](crate::exact) have this property, and
+/// [`Conformance::probe_decoder`](crate::exact::Conformance::probe_decoder) measures whether a decoder has it. In every tensor, the tokens of all sequences stand one after another, as in [`Positions`]. Tokens at
 /// [`Positions::EMPTY`] are pads: they are carried along and stay finite, and their results have no meaning.
 ///
 /// A result of another shape or dtype is refused by the backends of this crate, with [`CacheError::Shape`] or

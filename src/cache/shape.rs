@@ -1,6 +1,6 @@
 //! What a cache needs to know of a model.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc};
+use std::{num::NonZeroUsize, sync::Arc};
 
 use burn::tensor::{DType, Device};
 
