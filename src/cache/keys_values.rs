@@ -10,6 +10,9 @@ use crate::{
 ///
 /// Slots may be in any order. The position of each names its token. A sequence without entries has no segment.
 ///
+/// How many free slots follow the last one in use depends on what the cache did before. Attention must not depend on
+/// them. That of [`exact`](crate::exact) does not; one of your own leaves them out.
+///
 /// # Shapes
 /// Those of [`Segment`], with the same `kv_heads` and `head_dim` in all.
 #[derive(Debug)]
@@ -51,6 +54,14 @@ impl KeysValues {
     #[must_use]
     pub fn sequences(&self) -> &[Vec<Segment>] {
         &self.sequences
+    }
+
+    /// The same without the entries at positions from `end` on: their slots count as free.
+    pub(crate) fn below(&self, end: usize) -> Self {
+        let segments = |segments: &Vec<Segment>| segments.iter().map(|s| s.below(end)).collect();
+        Self {
+            sequences: self.sequences.iter().map(segments).collect(),
+        }
     }
 
     /// The segments of one sequence.

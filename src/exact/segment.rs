@@ -147,6 +147,21 @@ impl Segment {
         self.values.dims()[1]
     }
 
+    /// The same without the entries at positions from `end` on: their slots count as free.
+    pub(crate) fn below(&self, end: usize) -> Self {
+        let list = |list: &Arc<Vec<usize>>| {
+            let kept = list.iter().map(|&position| match position < end {
+                true => position,
+                false => Positions::EMPTY,
+            });
+            Arc::new(kept.collect())
+        };
+        Self {
+            positions: self.positions.iter().map(list).collect(),
+            ..self.clone()
+        }
+    }
+
     /// The first slot in use, and the one after the last, over all KV heads; nothing if all are free.
     pub(crate) fn used(&self) -> Option<Range<usize>> {
         let ends = |list: &Arc<Vec<usize>>| {

@@ -102,14 +102,23 @@ impl Prefix {
         Ok(())
     }
 
-    /// Carries every chunk through the block, so that it enters the next layer.
+    /// Carries every chunk through the block, so that it enters the next layer. With `alike`, a chunk's call is the same
+    /// in every replay: entries behind the chunk are left out. The batch then has one sequence.
     pub(super) fn advance(
         &mut self,
         keys_values: &KeysValues,
+        alike: bool,
         replay: &dyn Replay,
     ) -> Result<(), CacheError> {
-        for (Chunk { positions, .. }, residual) in &mut self.0 {
-            *residual = replay.forward(residual.clone(), positions, keys_values)?;
+        for (Chunk { tokens, positions }, residual) in &mut self.0 {
+            let entering = residual.clone();
+            *residual = match alike {
+                true => {
+                    let seen = keys_values.below(tokens[0].end);
+                    replay.forward(entering, positions, &seen)?
+                }
+                false => replay.forward(entering, positions, keys_values)?,
+            };
         }
         Ok(())
     }

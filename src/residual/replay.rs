@@ -197,7 +197,7 @@ impl ResidualCheckpoint {
         let longest = self.tracker.lengths_after().into_iter().max();
         let slots = whole(longest.unwrap_or(0));
         let (batch, chunk) = (self.step.carried.len(), self.setup.plan.chunk());
-        prefix.advance(keys_values, replay)?;
+        prefix.advance(keys_values, self.setup.certified, replay)?;
         let block = self.setup.shape.block_scratch(batch, chunk, slots);
         self.count(prefix.bytes() + block);
         self.rebuilding.prefix = prefix;

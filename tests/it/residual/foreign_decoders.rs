@@ -157,6 +157,34 @@ fn a_decoder_on_stock_operations_has_the_bits_of_full_kv_by_certificates() {
     });
 }
 
+/// A block is certified while the text is short, and rebuilt when it is long. The softmax of burn adds up in an order
+/// that depends on the number of slots, those with probability 0 included.
+#[test]
+fn a_certificate_holds_when_the_text_has_grown() {
+    let kind = Kind {
+        layers: 3,
+        inner: 1,
+        head_dim: 8,
+        context: 700,
+        fused: false,
+        layer_norm: false,
+        biases: false,
+        place: Place::Rotary,
+        stock: true,
+        ..Kind::gpt2(48, 1, 3)
+    };
+    let decoder = Foreign::new(kind, 0);
+    let shape = decoder.shape();
+    let report = Conformance::of(&shape.kernels, &Device::flex(), DType::F32);
+    let config = ResidualConfig::new(Plan::tokens(&shape).with_hot(8)).even_if_larger();
+    let mut found = ResidualCheckpoint::new(&shape, &report, config).expect("it certifies");
+    let mut full = FullKv::new(&shape);
+    let caches: [&mut dyn CacheBackend; 2] = [&mut found, &mut full];
+    let steps = text(&[200, 75, 65, 71, 70]);
+    assert_eq!(differing(&decoder, caches, &steps).expect("it runs"), 0);
+    assert!(found.memory().blocks_certified > 0);
+}
+
 /// Products of burn sum one row in another order than many.
 #[test]
 fn a_decoder_on_stock_operations_fails_its_probe_and_certifies() {

@@ -361,8 +361,11 @@ impl At<'_> {
             let mut at: Vec<usize> = Vec::new();
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             for segment in keys_values.segments(sequence) {
-                let slots = segment.positions(0).len();
-                at.extend(segment.positions(0));
+                // The number of free slots at the end says nothing of the text.
+                let used = |&position: &usize| position != Positions::EMPTY;
+                let all = segment.positions(0);
+                let slots = all.iter().rposition(used).map_or(0, |last| last + 1);
+                at.extend(&all[..slots]);
                 keys.push(segment.key_rows().slice_dim(1, 0..slots));
                 values.push(segment.values().clone().slice_dim(1, 0..slots));
             }
