@@ -68,10 +68,9 @@ fn together_as_alone(
                 continue;
             }
             let expected = alone.process(&step.sequence(sequence));
-            together.require(
-                logits[sequence] == expected[0],
-                format_args!("the logits of sequence {sequence} differ from those it has alone"),
-            );
+            let ours = vec![logits[sequence].clone()];
+            let what = format!("sequence {sequence} alone");
+            together.require_logits(&ours, &expected, &what);
             for (layer, reading) in together.readings().iter().enumerate() {
                 let ours = reading
                     .entries

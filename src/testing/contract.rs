@@ -37,7 +37,9 @@ pub struct Contract {
     pub(super) lossless: bool,
     pub(super) rebuilds: bool,
     pub(super) rotates_keys: bool,
-    pub(super) sessions: bool,
+    pub(super) drafts: bool,
+    pub(super) states: bool,
+    pub(super) selection: bool,
     pub(super) parks: bool,
     pub(super) reach: Reach,
     sliding_windows: bool,
@@ -74,7 +76,9 @@ impl Contract {
             lossless: true,
             rebuilds: false,
             rotates_keys: false,
-            sessions: true,
+            drafts: true,
+            states: true,
+            selection: true,
             parks: false,
             reach: Reach::LastStep,
             sliding_windows: true,
@@ -147,12 +151,32 @@ impl Contract {
         self
     }
 
-    /// The backend does not override the trait's methods for drafts, states and the selection of sequences. They
-    /// refuse every call.
+    /// The backend leaves drafts to the trait, which refuses them.
     #[must_use]
-    pub const fn without_provided_methods(mut self) -> Self {
-        self.sessions = false;
+    pub const fn without_drafts(mut self) -> Self {
+        self.drafts = false;
         self
+    }
+
+    /// The backend leaves states to the trait, which refuses them.
+    #[must_use]
+    pub const fn without_states(mut self) -> Self {
+        self.states = false;
+        self
+    }
+
+    /// The backend leaves the selection of sequences to the trait, which refuses it.
+    #[must_use]
+    pub const fn without_selection(mut self) -> Self {
+        self.selection = false;
+        self
+    }
+
+    /// [`without_drafts`](Self::without_drafts), [`without_states`](Self::without_states) and
+    /// [`without_selection`](Self::without_selection).
+    #[must_use]
+    pub const fn without_provided_methods(self) -> Self {
+        self.without_drafts().without_states().without_selection()
     }
 
     /// The backend cannot be built for a model with sliding-window layers.

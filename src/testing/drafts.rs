@@ -129,7 +129,7 @@ fn each(contract: &Contract, device: &Device, check: impl Fn(&Model, &[TextStep]
     let models = models(device);
     let served = models
         .iter()
-        .filter(|model| contract.sessions && contract.serves(&model.decoder.shape()));
+        .filter(|model| contract.drafts && contract.serves(&model.decoder.shape()));
     for model in served {
         for text in [mixed(131), chunked(132), ragged(133)] {
             for at in [0, 2, 4] {

@@ -68,10 +68,7 @@ pub(super) fn a_cleared_cache_is_as_new(contract: &Contract, device: &Device) {
                 );
                 let found = through(&mut run, text);
                 for (step, (found, new)) in found.iter().zip(new).enumerate() {
-                    run.require(
-                        found.0 == new.0,
-                        format_args!("the logits of step {step} differ from those of a new cache"),
-                    );
+                    run.require_logits(&found.0, &new.0, &format!("step {step} of a new cache"));
                     let (found, new) = (&found.1, &new.1);
                     run.require(
                         found == new,
@@ -104,10 +101,7 @@ pub(super) fn caches_are_independent(contract: &Contract, device: &Device) {
             let (mut one, mut two) = (make(), make());
             for (step, expected) in a.iter().zip(&alone) {
                 let found = one.process(step);
-                one.require(
-                    found == *expected,
-                    "the logits beside another cache on the decoder differ from those alone",
-                );
+                one.require_logits(&found, expected, "a cache alone on the decoder");
                 two.process(&b[0]);
             }
             for at in [1, 3] {
@@ -121,24 +115,18 @@ pub(super) fn caches_are_independent(contract: &Contract, device: &Device) {
                 let mut second = fork.split();
                 for step in at..a.len() {
                     let found = fork.process(&b[step]);
-                    fork.require(
-                        found == expected[step],
-                        "the logits of a fork differ from those of a cache without origin",
-                    );
+                    let what = "a cache that is no fork";
+                    fork.require_logits(&found, &expected[step], what);
                     let found = origin.process(&a[step]);
-                    origin.require(
-                        found == alone[step],
-                        "the logits of the origin differ from those of a cache without fork",
-                    );
+                    let what = "a cache that was not forked";
+                    origin.require_logits(&found, &alone[step], what);
                 }
                 origin.cache.clear();
                 fork.cache.clear();
                 for step in at..a.len() {
                     let found = second.process(&a[step]);
-                    second.require(
-                        found == alone[step],
-                        "the logits of a fork of a fork differ from those of a cache without origin",
-                    );
+                    let what = "a cache that is no fork of a fork";
+                    second.require_logits(&found, &alone[step], what);
                 }
             }
         }

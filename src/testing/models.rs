@@ -32,24 +32,37 @@ pub(super) fn all_models(device: &Device) -> Vec<Model> {
         .collect()
 }
 
+/// A model with sliding windows that are wider than a panel of slots.
+pub(super) fn wide_windows(device: &Device) -> Model {
+    built("with sliding windows of 40", 2, device, |config| {
+        gemma(config);
+        for layer in [0, 2] {
+            config.layers[layer].window = NonZeroUsize::new(40);
+        }
+    })
+}
+
 fn model(family: usize, kv_heads: usize, device: &Device) -> Model {
+    let (name, change): (_, fn(&mut DecoderConfig)) = match family {
+        0 => ("plain", |_| {}),
+        1 => ("with biases", |config| config.qkv_bias = true),
+        2 => ("with normed, wide heads", |config| {
+            (config.qk_norm, config.head_dim) = (true, 12);
+        }),
+        _ => ("with sliding windows of 12", gemma),
+    };
+    built(name, kv_heads, device, change)
+}
+
+fn built(
+    name: &str,
+    kv_heads: usize,
+    device: &Device,
+    change: impl Fn(&mut DecoderConfig),
+) -> Model {
     let mut config = DecoderConfig::new(VOCAB as usize, 32, 3, 4, kv_heads);
     (config.intermediate, config.max_positions) = (48, POSITIONS);
-    let name = match family {
-        0 => "plain",
-        1 => {
-            config.qkv_bias = true;
-            "with biases"
-        }
-        2 => {
-            (config.qk_norm, config.head_dim) = (true, 12);
-            "with normed, wide heads"
-        }
-        _ => {
-            gemma(&mut config);
-            "with sliding windows of 12"
-        }
-    };
+    change(&mut config);
     let decoder = Decoder::from_weights(config.clone(), device, |name, shape| {
         Ok::<_, Infallible>(weight(&config, name, shape))
     });

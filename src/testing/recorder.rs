@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 
 use crate::{
-    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Projection, Span, Step},
+    cache::{
+        CacheBackend, CacheError, KeysValues, LayerIndex, ModelShape, Observation, Projection,
+        Span, Step,
+    },
     positions::{Positions, visible},
 };
 
@@ -31,6 +34,24 @@ pub(super) struct Reading {
     pub(super) bytes: usize,
 }
 
+impl Reading {
+    /// The first entry in which two readings differ, and how: what one has and the other.
+    pub(super) fn difference(&self, other: &Self) -> Option<String> {
+        let places = self.entries.keys().chain(other.entries.keys());
+        let differs = |place: &&Place| self.entries.get(*place) != other.entries.get(*place);
+        let at = places.filter(differs).min()?;
+        let place = format!("at {at:?} (sequence, KV head, position)");
+        Some(match (self.entries.get(at), other.entries.get(at)) {
+            (Some(_), None) => format!("an entry {place} that is not"),
+            (None, _) => format!("no entry {place}, and one is"),
+            (Some((ours, _)), Some((theirs, _))) => {
+                let part = if ours == theirs { "value" } else { "key" };
+                format!("an entry {place} whose {part} has other bits than the one")
+            }
+        })
+    }
+}
+
 /// Forwards every call, and records a [`Reading`] for each layer.
 #[derive(Debug)]
 pub(super) struct Recorder {
@@ -38,6 +59,8 @@ pub(super) struct Recorder {
     shape: ModelShape,
     /// Whether readings are recorded.
     recording: bool,
+    /// Whether attention is asked for another report than the backend wants.
+    misreports: bool,
     readings: Vec<Reading>,
 }
 
@@ -47,6 +70,7 @@ impl Recorder {
             inner,
             shape,
             recording: true,
+            misreports: false,
             readings: Vec::new(),
         }
     }
@@ -57,6 +81,11 @@ impl Recorder {
             recording: false,
             ..self
         }
+    }
+
+    /// From now on attention reports something that was not asked for, in every layer.
+    pub(super) const fn misreport(&mut self) {
+        self.misreports = true;
     }
 
     /// The readings of the last step, layer by layer.
@@ -70,6 +99,7 @@ impl Recorder {
             inner: self.inner.fork(),
             shape: self.shape.clone(),
             recording: self.recording,
+            misreports: false,
             readings: Vec::new(),
         }
     }
@@ -177,7 +207,15 @@ impl CacheBackend for Recorder {
         Ok(returned)
     }
 
-    crate::forward_backend!(self => self.inner; wants observe commit queries lifecycle fork);
+    fn wants(&self, layer: LayerIndex) -> Observation {
+        match self.inner.wants(layer) {
+            wanted if !self.misreports => wanted,
+            Observation::ColumnSums => Observation::LastQueries(1),
+            _ => Observation::ColumnSums,
+        }
+    }
+
+    crate::forward_backend!(self => self.inner; observe commit queries lifecycle fork);
 
     fn clear(&mut self) {
         self.inner.clear();

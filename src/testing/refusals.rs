@@ -125,7 +125,7 @@ fn shifted(run: &mut TestRun<'_>, by: isize) -> Result<(), CacheError> {
     run.cache.begin(&step)
 }
 
-/// A step that ended midway cannot be committed. Until `clear`, which makes the cache as new, every call that could
+/// A step that ended midway cannot be committed. A report of attention that was not asked for fails the step. Until `clear`, which makes the cache as new, every call that could
 /// change the cache returns [`Poisoned`](CacheError::Poisoned). A step that is begun twice is refused as well.
 ///
 /// # Panics
@@ -138,6 +138,7 @@ pub(super) fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) 
         .filter(|m| contract.serves(&m.decoder.shape()))
     {
         let past = mixed(91);
+        a_wrong_report_is_refused(TestRun::new(law, contract, model, TIGHT));
         for layers in 0..model.decoder.shape().layers() {
             let mut run = TestRun::new(law, contract, model, TIGHT);
             run.process_all(&past[..4]);
@@ -188,4 +189,21 @@ pub(super) fn a_failed_step_needs_a_clear(contract: &Contract, device: &Device) 
             }
         }
     }
+}
+
+/// Attention reports in another form than the backend wants, or where it wants nothing.
+fn a_wrong_report_is_refused(mut run: TestRun<'_>) {
+    run.cache.misreport();
+    let found = run.refused(vec![vec![4, 2]]);
+    run.require(
+        matches!(found, ForwardError::Cache(CacheError::Observation { .. })),
+        format_args!(
+            "a report of another kind than asked for returned {found:?}, expected Observation"
+        ),
+    );
+    let found = run.refused(vec![vec![1]]);
+    run.require(
+        matches!(found, ForwardError::Cache(CacheError::Poisoned)),
+        format_args!("a step after a wrong report returned {found:?}, expected Poisoned"),
+    );
 }

@@ -13,40 +13,16 @@ use crate::cache::{CacheBackend, CacheError, Draft, ModelShape, State, Step};
 /// whatever it held before. The other continues unchanged.
 ///
 /// A state of another backend is refused. So is a request for a state while a draft or a step is open. A refusal
-/// changes nothing. A backend that claims no states refuses them, and also drafts and the selection of sequences.
+/// changes nothing. A backend that claims no states, no drafts or no selection of sequences refuses them.
 ///
 /// # Panics
 /// If the law is broken.
 pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) {
     let law = "a state continues elsewhere";
-    each(contract, !contract.sessions, device, |model, text| {
-        let mut run = TestRun::new(law, contract, model, TIGHT);
-        run.process(&text[0]);
-        let before = run.snapshot();
-        let state = foreign(&model.decoder.shape());
-        let cache = &mut run.cache;
-        let results = [
-            cache.state().map(drop),
-            cache.set_state(&state),
-            cache.begin_draft(),
-            cache.end_draft(Draft::Discard),
-            cache.end_draft(Draft::Accept),
-            cache.select_sequences(&[0]),
-        ];
-        let right = |result: &Result<(), _>| matches!(result, Err(CacheError::Unsupported { .. }));
-        run.require(
-            results.iter().all(right),
-            format_args!(
-                "calls for states, drafts and selection returned {results:?}, expected Unsupported"
-            ),
-        );
-        let after = run.snapshot();
-        run.require(
-            after == before,
-            format_args!("after unsupported calls: {after:?}, expected {before:?}"),
-        );
+    each(contract, true, device, |model, text| {
+        unclaimed_calls_are_refused(contract, TestRun::new(law, contract, model, TIGHT), text);
     });
-    each(contract, contract.sessions, device, |model, text| {
+    each(contract, contract.states, device, |model, text| {
         for at in 0..text.len() {
             let make = || TestRun::new(law, contract, model, TIGHT);
             let (mut origin, mut other) = (make(), make());
@@ -78,15 +54,17 @@ pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) 
                 let what = format!("the cache of the state (taken after {at} steps)");
                 other.require_same(&found, &origin, &expected, &what);
             }
-            origin.must("begin_draft", |cache| cache.begin_draft());
-            let drafted = origin.cache.state();
-            origin.require(
-                matches!(drafted, Err(CacheError::DraftOpen)),
-                format_args!("state() within a draft returned {drafted:?}, expected DraftOpen"),
-            );
-            origin.must("discarding a draft", |cache| {
-                cache.end_draft(Draft::Discard)
-            });
+            if contract.drafts {
+                origin.must("begin_draft", |cache| cache.begin_draft());
+                let drafted = origin.cache.state();
+                origin.require(
+                    matches!(drafted, Err(CacheError::DraftOpen)),
+                    format_args!("state() within a draft returned {drafted:?}, expected DraftOpen"),
+                );
+                origin.must("discarding a draft", |cache| {
+                    cache.end_draft(Draft::Discard)
+                });
+            }
             let tokens = vec![vec![1, 2, 3]; text[0].tokens.len()];
             let mut starts = origin.lengths.clone();
             starts.resize(tokens.len(), 0);
@@ -94,14 +72,15 @@ pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) 
                 Step::new(tokens.into(), &starts).and_then(|step| origin.cache.begin(&step));
             origin.require(begun.is_ok(), "a valid step was refused");
             let cache = &mut origin.cache;
-            let results = [
-                cache.state().map(drop),
-                cache.begin_draft(),
-                cache.end_draft(Draft::Discard),
-                cache.end_draft(Draft::Accept),
-                cache.select_sequences(&[0]),
-                cache.truncate(&[usize::MAX]),
-            ];
+            let mut results = vec![cache.state().map(drop), cache.truncate(&[usize::MAX])];
+            if contract.drafts {
+                results.push(cache.begin_draft());
+                results.push(cache.end_draft(Draft::Discard));
+                results.push(cache.end_draft(Draft::Accept));
+            }
+            if contract.selection {
+                results.push(cache.select_sequences(&[0]));
+            }
             let right = |result: &Result<(), _>| matches!(result, Err(CacheError::Poisoned));
             origin.require(
                 results.iter().all(right),
@@ -118,6 +97,38 @@ pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) 
     });
 }
 
+/// What the contract does not claim is refused as unsupported, and nothing changes.
+fn unclaimed_calls_are_refused(contract: &Contract, mut run: TestRun<'_>, text: &[TextStep]) {
+    run.process(&text[0]);
+    let (before, state) = (run.snapshot(), foreign(&run.shape()));
+    let cache = &mut run.cache;
+    let mut results = Vec::new();
+    if !contract.states {
+        results.push(cache.state().map(drop));
+        results.push(cache.set_state(&state));
+    }
+    if !contract.drafts {
+        results.push(cache.begin_draft());
+        results.push(cache.end_draft(Draft::Discard));
+        results.push(cache.end_draft(Draft::Accept));
+    }
+    if !contract.selection {
+        results.push(cache.select_sequences(&[0]));
+    }
+    let right = |result: &Result<(), _>| matches!(result, Err(CacheError::Unsupported { .. }));
+    run.require(
+        results.iter().all(right),
+        format_args!(
+            "calls that the contract does not claim returned {results:?}, expected Unsupported"
+        ),
+    );
+    let after = run.snapshot();
+    run.require(
+        after == before,
+        format_args!("after unsupported calls: {after:?}, expected {before:?}"),
+    );
+}
+
 /// After [`select_sequences`](CacheBackend::select_sequences), every sequence continues as if it had always been at
 /// its present place, alone or beside others. Sequences may be left out, reordered and repeated. A sequence that does
 /// not exist is refused, and so is a selection within a draft.
@@ -127,7 +138,7 @@ pub(super) fn a_state_continues_elsewhere(contract: &Contract, device: &Device) 
 pub(super) fn selected_sequences_continue_as_alone(contract: &Contract, device: &Device) {
     let law = "selected sequences continue as alone";
     let selections = [&[2, 0][..], &[1, 1, 3], &[0, 1, 2, 3], &[3]];
-    each(contract, contract.sessions, device, |model, text| {
+    each(contract, contract.selection, device, |model, text| {
         if text[0].tokens.len() < 4 {
             return;
         }
@@ -154,15 +165,19 @@ pub(super) fn selected_sequences_continue_as_alone(contract: &Contract, device: 
                 after == there,
                 format_args!("after a refused selection: {after:?}, expected {there:?}"),
             );
-            run.must("begin_draft", |cache| cache.begin_draft());
-            let drafted = run.cache.select_sequences(selection);
-            run.require(
-                matches!(drafted, Err(CacheError::DraftOpen)),
-                format_args!("a selection within a draft returned {drafted:?}, expected DraftOpen"),
-            );
-            run.must("discarding a draft", |cache| {
-                cache.end_draft(Draft::Discard)
-            });
+            if contract.drafts {
+                run.must("begin_draft", |cache| cache.begin_draft());
+                let drafted = run.cache.select_sequences(selection);
+                run.require(
+                    matches!(drafted, Err(CacheError::DraftOpen)),
+                    format_args!(
+                        "a selection within a draft returned {drafted:?}, expected DraftOpen"
+                    ),
+                );
+                run.must("discarding a draft", |cache| {
+                    cache.end_draft(Draft::Discard)
+                });
+            }
             run.must("select_sequences", |cache| {
                 cache.select_sequences(selection)
             });
@@ -184,10 +199,9 @@ pub(super) fn selected_sequences_continue_as_alone(contract: &Contract, device: 
                         continue;
                     }
                     let expected = alone.process(&step.sequence(sequence));
-                    run.require(
-                        logits[place] == expected[0],
-                        format_args!("the logits of sequence {sequence} in the selection {selection:?} differ from those it has alone"),
-                    );
+                    let ours = vec![logits[place].clone()];
+                    let what = format!("sequence {sequence} of {selection:?} alone");
+                    run.require_logits(&ours, &expected, &what);
                 }
             }
         }

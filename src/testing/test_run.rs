@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     contract::Contract,
-    models::{Model, TextStep},
+    models::{Model, TextStep, VOCAB},
     recorder::{Reading, Recorder},
 };
 use crate::{
@@ -198,17 +198,41 @@ impl<'a> TestRun<'a> {
     /// Compares with another run that processed the same: logits, returned entries, lengths and cached positions.
     #[track_caller]
     pub(super) fn require_same(&self, ours: &Logits, other: &Self, theirs: &Logits, what: &str) {
-        self.require(
-            ours == theirs,
-            format_args!("the logits differ from those of {what}"),
-        );
+        // Entries first: where they differ, logits do as well.
         for (layer, (ours, theirs)) in self.readings().iter().zip(other.readings()).enumerate() {
-            self.require(
-                ours.entries == theirs.entries,
-                format_args!("the entries returned at layer {layer} differ from those of {what}"),
-            );
+            if let Some(difference) = ours.difference(theirs) {
+                self.broken(format_args!("layer {layer} returns {difference} in {what}"));
+            }
         }
+        self.require_logits(ours, theirs, what);
         self.require_contents(other, what);
+    }
+
+    /// Compares logits with those of another run.
+    #[track_caller]
+    pub(super) fn require_logits(&self, ours: &Logits, theirs: &Logits, what: &str) {
+        let (found, expected) = (ours.len(), theirs.len());
+        self.require(
+            found == expected,
+            format_args!("there are logits of {found} sequences, expected {expected} as in {what}"),
+        );
+        for (sequence, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+            let (found, expected) = (ours.len(), theirs.len());
+            self.require(
+                found == expected,
+                format_args!(
+                    "sequence {sequence} has {found} logits, expected {expected} as in {what}"
+                ),
+            );
+            let mut pairs = ours.iter().zip(theirs);
+            if let Some(at) = pairs.position(|(ours, theirs)| ours != theirs) {
+                let (found, expected) = (f32::from_bits(ours[at]), f32::from_bits(theirs[at]));
+                let [token, id] = [at / VOCAB as usize, at % VOCAB as usize];
+                self.broken(format_args!(
+                    "the logit of id {id} at token {token} of the step, sequence {sequence}, is {found:e}, expected {expected:e} as in {what}"
+                ));
+            }
+        }
     }
 
     /// Compares lengths and cached positions with those of another run.

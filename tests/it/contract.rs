@@ -2,16 +2,18 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kv_direct::{
-    cache::{CacheBackend, ModelShape},
-    exact::Conformance,
+    cache::{CacheBackend, CacheError, Draft, KeysValues, LayerIndex, ModelShape, Observed, Span},
+    exact::{Conformance, Segment},
+    forward_backend,
     policy::{
         FullKv, H2o, H2oConfig, Indexing, SnapKv, SnapKvConfig, StreamingLlm, StreamingLlmConfig,
         Tova, TovaConfig, Window,
     },
+    positions::Positions,
     residual::{Plan, ResidualCheckpoint, ResidualConfig, Retain},
-    testing::Contract,
+    testing::{Contract, check},
 };
 
 use crate::support::caches::PlanKind;
@@ -100,9 +102,109 @@ kv_direct::contract_tests! {
     streaming_llm => streaming(Indexing::Original);
     streaming_llm_re_indexed => streaming(Indexing::CacheIndex).with_rotated_keys().without_sliding_windows();
     snap_kv => snap_kv();
+    drafts_without_states => stateless();
     tova => tova(false);
     tova_with_the_newest_entry_protected => tova(true);
     boxed => Contract::lossy(|shape, _, budget| -> Box<dyn CacheBackend> {
         Box::new(Window::new(shape, budget).expect("a budget"))
     });
+}
+
+/// Returns the entries of sliding windows in consecutive slots, wherever they were.
+#[derive(Debug, Clone)]
+struct Compacting {
+    inner: FullKv,
+    shape: ModelShape,
+}
+
+impl CacheBackend for Compacting {
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        let all = self.inner.keys_values(layer, span)?;
+        if self.shape.windows[layer.index()].is_none() {
+            return Ok(all);
+        }
+        let packed = |segment: &Segment| {
+            let slots = segment.positions(0).iter().enumerate();
+            let used = slots.filter(|&(_, &position)| position != Positions::EMPTY);
+            let (slots, positions): (Vec<i64>, Vec<usize>) = used
+                .map(|(slot, &position)| (slot as i64, position))
+                .unzip();
+            let data = TensorData::new(slots.clone(), [slots.len()]);
+            let at = Tensor::<1, Int>::from_data(data, &segment.values().device());
+            let [keys, values] = [segment.key_rows(), segment.values().clone()];
+            let [keys, values] = [keys, values].map(|rows| rows.select(1, at.clone()));
+            Segment::from_rows(keys, values, vec![positions], 0)
+        };
+        let sequences = all.sequences().iter();
+        KeysValues::new(
+            sequences
+                .map(|all| all.iter().map(packed).collect())
+                .collect(),
+        )
+    }
+
+    forward_backend!(self => self.inner; begin wants observe commit queries lifecycle clear);
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}
+
+/// Sums run over slots: entries that were moved to others give other bits.
+#[test]
+#[should_panic(expected = "an ample budget equals FullKv: the model with sliding windows of 40")]
+fn entries_that_are_moved_break_a_law() {
+    let contract = Contract::lossless(|shape, _, _| {
+        let (inner, shape) = (FullKv::new(shape), shape.clone());
+        Compacting { inner, shape }
+    });
+    check("an_ample_budget_equals_full_kv", &contract, &Device::flex());
+}
+
+/// Takes every report of attention.
+#[derive(Debug, Clone)]
+struct Gullible(FullKv);
+
+impl CacheBackend for Gullible {
+    fn observe(&mut self, _: LayerIndex, _: Observed) -> Result<(), CacheError> {
+        Ok(())
+    }
+
+    forward_backend!(self => self.0; begin keys_values wants commit queries lifecycle clear);
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+#[should_panic(expected = "an invalid step was accepted")]
+fn a_report_that_nobody_asked_for_must_be_refused() {
+    let contract = Contract::lossless(|shape, _, _| Gullible(FullKv::new(shape)));
+    check("a_failed_step_needs_a_clear", &contract, &Device::flex());
+}
+
+/// Drafts are there, states are not.
+#[derive(Debug, Clone)]
+struct Stateless(FullKv);
+
+impl CacheBackend for Stateless {
+    fn begin_draft(&mut self) -> Result<(), CacheError> {
+        self.0.begin_draft()
+    }
+
+    fn end_draft(&mut self, draft: Draft) -> Result<(), CacheError> {
+        self.0.end_draft(draft)
+    }
+
+    forward_backend!(self => self.0; begin keys_values wants observe commit queries truncate clear);
+
+    fn fork(&self) -> Box<dyn CacheBackend> {
+        Box::new(self.clone())
+    }
+}
+
+fn stateless() -> Contract {
+    let contract = Contract::lossless(|shape, _, _| Stateless(FullKv::new(shape)));
+    contract.without_states().without_selection()
 }
