@@ -22,7 +22,7 @@ use kv_direct::{
     generate::{Generation, Sampling},
     model::Decoder,
     pretrained::Pretrained,
-    text::{Message, TextGeneration, Tokenizer},
+    text::{Chat, Message, TextGeneration, Tokenizer},
 };
 
 /// Text from a model folder.
@@ -61,55 +61,46 @@ fn main() -> Result<()> {
     model.eos.extend(tokenizer.eos());
     let mut session = Session {
         cache: cache(&args.cache, args.hot, &model.decoder)?,
-        held: Vec::new(),
         sampling,
-        tokenizer,
+        tokenizer: &tokenizer,
         model,
         args,
     };
     if let Some(prompt) = &session.args.prompt {
         let ids = session.tokenizer.encode(prompt)?;
         print!("{}", session.tokenizer.decode(&ids)?);
-        session.reply(&ids)?;
+        session.reply(&ids, &[])?;
         return Ok(());
     }
-    let mut messages = Vec::new();
+    let mut chat = Chat::new(session.tokenizer);
     for line in stdin().lines() {
-        messages.push(Message::new("user", line?));
-        let ids = session.tokenizer.encode_chat(&messages, true)?;
-        messages.push(Message::new("assistant", session.reply(&ids)?));
+        chat.push(Message::new("user", line?));
+        let new = chat.prompt(&mut session.cache)?;
+        let (reply, ids) = session.reply(&new, &chat.ids()[..chat.ids().len() - new.len()])?;
+        chat.push_reply(reply, &ids)?;
     }
     Ok(())
 }
 
 /// What all turns of a chat share.
-struct Session {
+struct Session<'a> {
     args: Args,
     model: Pretrained,
-    tokenizer: Tokenizer,
+    tokenizer: &'a Tokenizer,
     sampling: Sampling,
     cache: Box<dyn CacheBackend>,
-    /// The ids that the cache holds.
-    held: Vec<u32>,
 }
 
-impl Session {
-    /// Prints the reply to `ids`, feeding only what the cache does not hold yet.
-    fn reply(&mut self, ids: &[u32]) -> Result<String> {
-        let same = self.held.iter().zip(ids).take_while(|(a, b)| a == b);
-        // One id at least has to be fed.
-        let mut keep = same.count().min(ids.len().saturating_sub(1));
-        if self.cache.truncate(&[keep]).is_err() {
-            self.cache.clear();
-            keep = 0;
-        }
+impl Session<'_> {
+    /// Processes the ids that follow `held`, those of the cache, and prints the reply. Returns its text and its ids.
+    fn reply(&mut self, new: &[u32], held: &[u32]) -> Result<(String, Vec<u32>)> {
         let start = Instant::now();
-        let generation = Generation::new(&self.model.decoder, &mut *self.cache, &ids[keep..])?
-            .with_history(&ids[..keep])
+        let generation = Generation::new(&self.model.decoder, &mut *self.cache, new)?
+            .with_history(held)
             .with_eos(&self.model.eos)
             .with_max_new(self.args.sample_len)
             .with_sampling(self.sampling.clone());
-        let mut text = TextGeneration::new(generation, &self.tokenizer);
+        let mut text = TextGeneration::new(generation, self.tokenizer);
         for stop in &self.args.stop {
             text = text.with_stop(stop)?;
         }
@@ -121,22 +112,18 @@ impl Session {
             reply += &piece;
         }
         println!();
-        let (reason, new) = (text.finish_reason(), text.ids().to_vec());
+        let (reason, ids) = (text.finish_reason(), text.ids().to_vec());
         let (seconds, memory) = (start.elapsed().as_secs_f64(), self.cache.memory());
-        let (fed, count) = (ids.len() - keep, new.len());
+        let (processed, count) = (new.len(), ids.len());
         if let Some(reason) = reason {
             eprintln!("finished: {reason:?}");
         }
         eprintln!(
-            "{fed} tokens fed, {count} generated in {seconds:.2} s, cache {} bytes, scratch {}",
+            "{processed} tokens processed, {count} generated in {seconds:.2} s, cache {} bytes, scratch {}",
             memory.total(),
             memory.scratch_peak
         );
-        // The last id was generated, not fed.
-        self.held = [ids, &new].concat();
-        self.held
-            .truncate(self.cache.lengths().first().copied().unwrap_or(0));
-        Ok(reply)
+        Ok((reply, ids))
     }
 }
 

@@ -2,7 +2,15 @@
 
 mod sampling;
 
-use std::{collections::VecDeque, iter::FusedIterator};
+use std::{
+    borrow::Borrow,
+    collections::VecDeque,
+    iter::FusedIterator,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use burn::tensor::TensorReadError;
 
@@ -49,6 +57,40 @@ pub enum FinishReason {
     StopString(String),
     /// The requested number of tokens was generated.
     Length,
+    /// [`Cancel::cancel`] was called.
+    Cancelled,
+}
+
+/// Ends a [`Generation`] from another thread. Clones are one switch.
+///
+/// ```
+/// use kv_direct::generate::Cancel;
+///
+/// let cancel = Cancel::new();
+/// let other = cancel.clone();
+/// std::thread::spawn(move || other.cancel()).join().unwrap();
+/// assert!(cancel.is_cancelled());
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A switch that is off.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Switches it on, for good.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is on.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// An iterator over generated ids. An id is that of the largest logit (the lowest of equals), or drawn by a
@@ -58,6 +100,8 @@ pub enum FinishReason {
 /// ends a text (which it still yields), after the requested number of ids, or after an error. A full context is an
 /// error. The cache has not processed the last id. With a lossless cache, the ids depend neither on the backend nor
 /// on the chunks of the prompt.
+///
+/// The decoder is a `&Decoder`, an `Arc<Decoder>` or a `Decoder`. The cache is owned or a `&mut`.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -76,21 +120,27 @@ pub enum FinishReason {
 /// let ids: Vec<u32> = generation.by_ref().collect::<Result<_, _>>()?;
 /// assert_eq!(ids.len(), 5);
 /// assert_eq!(generation.finish_reason(), Some(FinishReason::Length));
+///
+/// // One that owns what it needs can go to another thread.
+/// let decoder = std::sync::Arc::new(decoder);
+/// let owned = Generation::new(decoder.clone(), FullKv::new(&decoder.shape()), &[3, 1, 4])?;
+/// let found: Vec<u32> = std::thread::spawn(|| owned.take(5).map(Result::unwrap).collect()).join().unwrap();
+/// assert_eq!(found, ids);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Generation<'a, C>
-where
-    C: CacheBackend + ?Sized,
-{
-    decoder: &'a Decoder,
-    cache: &'a mut C,
+pub struct Generation<D, C> {
+    decoder: D,
+    cache: C,
     /// Tokens to process before the next id can be chosen: the chunks of the prompt, then the last id.
     due: VecDeque<Vec<u32>>,
-    eos: &'a [u32],
+    eos: Vec<u32>,
     /// Ids that may still be generated.
     left: usize,
     sampler: Sampler,
+    cancel: Cancel,
+    /// Those that the last id was chosen from.
+    logits: Vec<f32>,
     state: State,
 }
 
@@ -98,23 +148,21 @@ where
 enum State {
     Running,
     EndOfText(u32),
+    Cancelled,
     Failed,
 }
 
-impl<'a, C> Generation<'a, C>
+impl<D, C> Generation<D, C>
 where
-    C: CacheBackend + ?Sized,
+    D: Borrow<Decoder>,
+    C: CacheBackend,
 {
     /// Continues from the present content of `cache` with the tokens of `prompt`. Decoding is greedy, and the number
     /// of ids is not limited.
     ///
     /// # Errors
     /// [`EmptyPrompt`](GenerateError::EmptyPrompt).
-    pub fn new(
-        decoder: &'a Decoder,
-        cache: &'a mut C,
-        prompt: &[u32],
-    ) -> Result<Self, GenerateError> {
+    pub fn new(decoder: D, cache: C, prompt: &[u32]) -> Result<Self, GenerateError> {
         if prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt);
         }
@@ -124,17 +172,19 @@ where
             decoder,
             cache,
             due: VecDeque::from([prompt.to_vec()]),
-            eos: &[],
+            eos: Vec::new(),
             left: usize::MAX,
             sampler,
+            cancel: Cancel::new(),
+            logits: Vec::new(),
             state: State::Running,
         })
     }
 
     /// Ends after any of these ids.
     #[must_use]
-    pub const fn with_eos(mut self, eos: &'a [u32]) -> Self {
-        self.eos = eos;
+    pub fn with_eos(mut self, eos: &[u32]) -> Self {
+        self.eos = eos.to_vec();
         self
     }
 
@@ -143,6 +193,14 @@ where
     pub fn with_chunks(mut self, tokens: usize) -> Self {
         let prompt: Vec<u32> = self.due.drain(..).flatten().collect();
         self.due = prompt.chunks(tokens.max(1)).map(<[u32]>::to_vec).collect();
+        self
+    }
+
+    /// Ends as soon as `cancel` is on, which is looked at before every step. A prompt [in chunks](Self::with_chunks) is
+    /// left between two of them. The cache has then processed whole chunks, and can be continued or truncated.
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: &Cancel) -> Self {
+        self.cancel = cancel.clone();
         self
     }
 
@@ -167,42 +225,66 @@ where
         self
     }
 
+    /// The logits that the last id was chosen from, before bans and penalties; empty before the first id.
+    #[must_use]
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// The cache. It has not processed the last id.
+    #[must_use]
+    pub const fn cache(&self) -> &C {
+        &self.cache
+    }
+
+    /// The cache, to go on with it.
+    #[must_use]
+    pub fn into_cache(self) -> C {
+        self.cache
+    }
+
     /// Why the generation ended; `None` while it runs and after an error.
     #[must_use]
     pub const fn finish_reason(&self) -> Option<FinishReason> {
         match self.state {
             State::EndOfText(id) => Some(FinishReason::EndOfText(id)),
+            State::Cancelled => Some(FinishReason::Cancelled),
             State::Running if self.left == 0 => Some(FinishReason::Length),
             State::Running | State::Failed => None,
         }
     }
 
-    fn step(&mut self) -> Result<u32, GenerateError> {
+    /// The next id; `None` if it was cancelled.
+    fn step(&mut self) -> Result<Option<u32>, GenerateError> {
         loop {
+            if self.cancel.is_cancelled() {
+                return Ok(None);
+            }
             let tokens = self.due.pop_front().unwrap_or_default();
             let more = !self.due.is_empty();
             let input = Input::from(TokenIds::from(vec![tokens]))
                 .last_only()
                 .more_follows(more);
-            let logits = self.decoder.forward(input, self.cache)?;
+            let logits = self.decoder.borrow().forward(input, &mut self.cache)?;
             if !more {
                 let position = self.cache.lengths().first().copied().unwrap_or(0);
-                let logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
-                if logits.iter().any(|logit| !logit.is_finite()) {
+                self.logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
+                if self.logits.iter().any(|logit| !logit.is_finite()) {
                     return Err(GenerateError::NotFinite { position });
                 }
-                let id = self.sampler.choose(&logits);
+                let id = self.sampler.choose(&self.logits);
                 let id = id.ok_or(GenerateError::AllBanned { position })?;
                 self.due.push_back(vec![id]);
-                return Ok(id);
+                return Ok(Some(id));
             }
         }
     }
 }
 
-impl<C> Iterator for Generation<'_, C>
+impl<D, C> Iterator for Generation<D, C>
 where
-    C: CacheBackend + ?Sized,
+    D: Borrow<Decoder>,
+    C: CacheBackend,
 {
     type Item = Result<u32, GenerateError>;
 
@@ -210,7 +292,10 @@ where
         if self.left == 0 || self.state != State::Running {
             return None;
         }
-        let next = self.step();
+        let Some(next) = self.step().transpose() else {
+            self.state = State::Cancelled;
+            return None;
+        };
         self.left -= 1;
         match &next {
             Ok(id) if self.eos.contains(id) => self.state = State::EndOfText(*id),
@@ -221,7 +306,12 @@ where
     }
 }
 
-impl<C> FusedIterator for Generation<'_, C> where C: CacheBackend + ?Sized {}
+impl<D, C> FusedIterator for Generation<D, C>
+where
+    D: Borrow<Decoder>,
+    C: CacheBackend,
+{
+}
 
 /// The index of the largest logit, the lowest of equals. A logit of negative infinity is a ban and never chosen. `None`
 /// if a logit is NaN or infinity, or if there is none to choose from.

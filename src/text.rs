@@ -23,6 +23,7 @@
 
 mod chat;
 mod config;
+mod conversation;
 mod error;
 mod generation;
 mod stops;
@@ -36,7 +37,8 @@ use minijinja::{Value, value::Serde};
 use serde::Serialize;
 
 pub use self::{
-    chat::Message, error::TextError, generation::TextGeneration, stops::Stops, stream::TextStream,
+    chat::Message, conversation::Chat, error::TextError, generation::TextGeneration, stops::Stops,
+    stream::TextStream,
 };
 use self::{config::Config, template::Template, vocabulary::Vocabulary};
 use crate::files;

@@ -1,11 +1,12 @@
 //! Streamed text of a generation.
 
-use std::iter::FusedIterator;
+use std::{borrow::Borrow, iter::FusedIterator};
 
 use super::{Stops, TextError, TextStream, Tokenizer};
 use crate::{
     cache::CacheBackend,
     generate::{FinishReason, Generation},
+    model::Decoder,
 };
 
 /// An iterator over pieces of the text of a [`Generation`], up to a stop string.
@@ -34,11 +35,8 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct TextGeneration<'a, C>
-where
-    C: CacheBackend + ?Sized,
-{
-    generation: Generation<'a, C>,
+pub struct TextGeneration<'a, D, C> {
+    generation: Generation<D, C>,
     stream: TextStream<'a>,
     stops: Stops,
     tokenizer: &'a Tokenizer,
@@ -51,13 +49,14 @@ where
     failed: Option<TextError>,
 }
 
-impl<'a, C> TextGeneration<'a, C>
+impl<'a, D, C> TextGeneration<'a, D, C>
 where
-    C: CacheBackend + ?Sized,
+    D: Borrow<Decoder>,
+    C: CacheBackend,
 {
     /// The text of `generation`, decoded by `tokenizer`.
     #[must_use]
-    pub const fn new(generation: Generation<'a, C>, tokenizer: &'a Tokenizer) -> Self {
+    pub const fn new(generation: Generation<D, C>, tokenizer: &'a Tokenizer) -> Self {
         Self {
             generation,
             stream: tokenizer.stream(),
@@ -134,9 +133,10 @@ where
     }
 }
 
-impl<C> Iterator for TextGeneration<'_, C>
+impl<D, C> Iterator for TextGeneration<'_, D, C>
 where
-    C: CacheBackend + ?Sized,
+    D: Borrow<Decoder>,
+    C: CacheBackend,
 {
     type Item = Result<String, TextError>;
 
@@ -155,4 +155,9 @@ where
     }
 }
 
-impl<C> FusedIterator for TextGeneration<'_, C> where C: CacheBackend + ?Sized {}
+impl<D, C> FusedIterator for TextGeneration<'_, D, C>
+where
+    D: Borrow<Decoder>,
+    C: CacheBackend,
+{
+}

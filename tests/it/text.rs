@@ -1,6 +1,7 @@
 //! Text in and out.
 
 mod chat;
+mod chats;
 mod encoding;
 mod fuzz;
 mod generation;

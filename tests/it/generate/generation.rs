@@ -1,10 +1,13 @@
 //! How a generation samples, and how it ends.
 
+use std::sync::{Arc, mpsc};
+
 use burn::tensor::Device;
 use kv_direct::{
-    cache::CacheBackend,
-    generate::{FinishReason, GenerateError, Generation, Sampling},
-    model::{Decoder, DecoderConfig},
+    cache::{CacheBackend, CacheError, Step},
+    forward_backend,
+    generate::{Cancel, FinishReason, GenerateError, Generation, Sampling, argmax},
+    model::{Decoder, DecoderConfig, Input},
     policy::{FullKv, Window},
 };
 
@@ -55,7 +58,10 @@ fn a_maximum_of_zero_feeds_nothing() {
 
 #[test]
 fn the_finish_reason_is_returned_and_the_last_id_not_fed() {
-    fn start<'a>(decoder: &'a Decoder, cache: &'a mut FullKv) -> Generation<'a, FullKv> {
+    fn start<'a>(
+        decoder: &'a Decoder,
+        cache: &'a mut FullKv,
+    ) -> Generation<&'a Decoder, &'a mut FullKv> {
         let generation = Generation::new(decoder, cache, &[1, 2]).expect("a prompt");
         generation.with_sampling(at_temperature_one().with_seed(5))
     }
@@ -146,4 +152,85 @@ fn logits_that_are_not_finite_give_no_token() {
         matches!(next, Some(Err(GenerateError::NotFinite { position: 1 }))),
         "{next:?}"
     );
+}
+
+/// Asks at every step whether it may begin.
+#[derive(Debug)]
+struct Asking {
+    inner: FullKv,
+    steps: mpsc::Sender<usize>,
+    go_on: mpsc::Receiver<()>,
+}
+
+impl CacheBackend for Asking {
+    fn begin(&mut self, step: &Step) -> Result<(), CacheError> {
+        let tokens = step.positions().tokens();
+        self.steps.send(tokens).expect("somebody listens");
+        self.go_on.recv().expect("somebody answers");
+        self.inner.begin(step)
+    }
+
+    forward_backend!(self => self.inner; keys_values wants observe commit queries lifecycle clear fork);
+}
+
+#[test]
+fn a_long_prompt_is_cancelled_from_another_thread_between_chunks() {
+    let decoder = Arc::new(tiny(2));
+    let (steps, begun) = mpsc::channel();
+    let (go, go_on) = mpsc::channel();
+    let inner = FullKv::new(&decoder.shape());
+    let cache = Asking {
+        inner,
+        steps,
+        go_on,
+    };
+    let (cancel, prompt) = (Cancel::new(), tokens(5, 500));
+    let generation = Generation::new(Arc::clone(&decoder), cache, &prompt).expect("a prompt");
+    let mut generation = generation.with_chunks(20).with_cancel(&cancel);
+    let running = std::thread::spawn(move || {
+        let next = generation.next();
+        assert!(next.is_none() && generation.next().is_none(), "{next:?}");
+        generation
+    });
+    for step in 0..3 {
+        assert_eq!(begun.recv(), Ok(20));
+        if step == 2 {
+            cancel.cancel();
+        }
+        go.send(()).expect("it waits");
+    }
+    let generation = running.join().expect("no panic");
+    assert_eq!(generation.finish_reason(), Some(FinishReason::Cancelled));
+    assert!(generation.logits().is_empty());
+    // What was processed is whole chunks, and goes on with the bits of a cache that was never cancelled.
+    let mut cache = generation.into_cache().inner;
+    assert_eq!(cache.lengths(), [60]);
+    let rest = Generation::new(&*decoder, &mut cache, &prompt[60..]).expect("a prompt");
+    let found: Vec<u32> = rest.take(4).collect::<Result<_, _>>().expect("finite");
+    let all = Generation::new(&*decoder, FullKv::new(&decoder.shape()), &prompt);
+    let expected = all
+        .expect("a prompt")
+        .take(4)
+        .collect::<Result<Vec<_>, _>>();
+    assert_eq!(found, expected.expect("finite"));
+}
+
+#[test]
+fn the_logits_of_each_id_are_there() {
+    let decoder = tiny(2);
+    let mut generation =
+        Generation::new(&decoder, FullKv::new(&decoder.shape()), &[1, 2, 3]).expect("a prompt");
+    assert!(generation.logits().is_empty());
+    let mut text = vec![1, 2, 3];
+    for _ in 0..5 {
+        let id = generation.next().expect("no end").expect("finite");
+        let mut cache = FullKv::new(&decoder.shape());
+        let input = Input::from(&text[..]).last_only();
+        let expected = decoder.forward(input, &mut cache).expect("it fits");
+        let expected: Vec<f32> = expected.try_into_vec_as().expect("f32");
+        assert_eq!(generation.logits(), expected);
+        assert_eq!(argmax(generation.logits()), Some(id));
+        text.push(id);
+    }
+    assert_eq!(generation.cache().lengths(), [7]);
 }

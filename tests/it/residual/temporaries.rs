@@ -47,6 +47,8 @@ impl CacheBackend for Measured {
 /// Tokens of a step where there are sliding windows.
 const STEP: usize = 64;
 
+type RunStep<'a> = dyn Fn(&[u32], &mut Measured) + 'a;
+
 /// A decoder, as far as the test goes.
 struct Subject<'a> {
     name: String,
@@ -56,14 +58,16 @@ struct Subject<'a> {
     /// Whether the estimate should also be no more than a tenth too large.
     tight: bool,
     certified: bool,
-    step: Box<dyn Fn(&[u32], &mut Measured) + 'a>,
+    step: Box<RunStep<'a>>,
 }
 
 impl Subject<'_> {
     /// The estimate is met where nothing is held that could be dropped, and so is a budget in which entries are dropped.
     fn check(&self, plan: &Plan, bytes: usize) {
         let config = ResidualConfig::new(plan.clone()).even_if_larger();
-        self.measure(config.clone(), bytes, self.tight);
+        // Sliding windows hold more towards the end of a step than within a call: that is scratch, too.
+        let windows = self.shape.windows.iter().any(Option::is_some);
+        self.measure(config.clone(), bytes, self.tight && !windows);
         // Entries that are certified may stay.
         let budget = bytes * if self.certified { 2 } else { 1 };
         if budget < self.shape.keys_values_per_token() * self.context {

@@ -5,7 +5,7 @@ use kv_direct::{
     generate::{FinishReason, Generation, Sampling},
     model::{Decoder, DecoderConfig},
     policy::FullKv,
-    text::{Message, Stops, TextError, TextGeneration, TextStream, Tokenizer},
+    text::{Chat, Message, Stops, TextError, TextGeneration, TextStream, Tokenizer},
 };
 
 use crate::support::{
@@ -14,7 +14,10 @@ use crate::support::{
 };
 
 /// A decoder over the byte tokenizer's ids below 97, and ids sampled from it after a prompt.
-fn sampled<'a>(decoder: &'a Decoder, cache: &'a mut FullKv) -> Generation<'a, FullKv> {
+fn sampled<'a>(
+    decoder: &'a Decoder,
+    cache: &'a mut FullKv,
+) -> Generation<&'a Decoder, &'a mut FullKv> {
     let sampling = Sampling::new().with_temperature(1.0).expect("in range");
     let generation = Generation::new(decoder, cache, &[1, 2, 3]).expect("a prompt");
     generation
@@ -159,8 +162,9 @@ fn tokenizers_streams_and_errors_cross_threads() {
     ok::<Tokenizer>();
     ok::<TextStream<'_>>();
     ok::<Stops>();
-    ok::<TextGeneration<'_, FullKv>>();
-    ok::<TextGeneration<'_, dyn CacheBackend>>();
+    ok::<TextGeneration<'_, &Decoder, FullKv>>();
+    ok::<TextGeneration<'_, std::sync::Arc<Decoder>, Box<dyn CacheBackend>>>();
+    ok::<Chat<'_>>();
     fn error<T: Send + Sync + std::error::Error + 'static>() {}
     error::<TextError>();
     error::<kv_direct::generate::SamplingError>();
