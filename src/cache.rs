@@ -37,10 +37,12 @@ mod checked;
 mod draft;
 mod error;
 mod forward;
+mod joined;
 mod keys_values;
 mod layer;
 mod observe;
 mod replay;
+mod resume;
 mod scratch;
 mod shape;
 mod span;
@@ -48,7 +50,7 @@ mod state;
 mod step;
 mod tokens;
 
-use std::fmt;
+use std::{fmt, ops::ControlFlow};
 
 pub use self::{
     block_shape::{BlockShape, ReplayCall},
@@ -59,6 +61,7 @@ pub use self::{
     layer::LayerIndex,
     observe::{Observation, Observed},
     replay::Replay,
+    resume::{ReplayAt, ResumeProgress},
     shape::ModelShape,
     span::{Projection, Span},
     state::{State, StateValue},
@@ -75,7 +78,8 @@ use crate::memory::MemoryReport;
 /// A KV cache: decides which keys and values attention reads.
 ///
 /// The trait is object-safe. Nine methods are required. The others are provided: `wants` asks for nothing, `observe`
-/// refuses every report, `reach` returns the lengths, and the rest return [`Unsupported`](CacheError::Unsupported).
+/// refuses every report, `reach` returns the lengths, `resume` does nothing, `join` goes through states, and the rest
+/// return [`Unsupported`](CacheError::Unsupported).
 ///
 /// # What the caller guarantees
 /// * Calls follow the order of [a step](self#a-step). Every layer is called once.
@@ -231,6 +235,46 @@ pub trait CacheBackend: fmt::Debug + Send {
         Err(unsupported("be parked: it rebuilds nothing"))
     }
 
+    /// Rebuilds what [`park`](Self::park) dropped, so that the next step need not. `at` returns the decoder at a layer.
+    /// `progress` is called before every layer and after the last; if it breaks, the cache is parked as before. A cache
+    /// that is not parked is left as it is.
+    ///
+    /// # Errors
+    /// [`Poisoned`](CacheError::Poisoned), [`StepBytes`](CacheError::StepBytes) with a byte budget, and those of the
+    /// replay.
+    ///
+    /// ```
+    /// # #[cfg(feature = "model")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::ops::ControlFlow;
+    ///
+    /// use kv_direct::{CacheBackend, residual::{Plan, ResidualCheckpoint}};
+    /// # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
+    /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &Device::flex(), |_, shape| {
+    /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+    /// # })?;
+    ///
+    /// let plan = Plan::tokens(&decoder.shape()).with_hot(usize::MAX);
+    /// let mut chat: Box<dyn CacheBackend> =
+    ///     Box::new(ResidualCheckpoint::new(&decoder.shape(), decoder.conformance(), plan)?);
+    /// decoder.forward(&[3, 1, 4][..], &mut chat)?;
+    /// chat.park()?;
+    /// let resumed = chat.resume(&|layer| Box::new(decoder.at(layer)), &mut |_| ControlFlow::Continue(()))?;
+    /// assert!(resumed.is_continue() && chat.memory().keys_values > 0);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "model"))]
+    /// # fn main() {}
+    /// ```
+    fn resume(
+        &mut self,
+        at: &ReplayAt<'_>,
+        progress: &mut (dyn FnMut(ResumeProgress) -> ControlFlow<()> + Send),
+    ) -> Result<ControlFlow<()>, CacheError> {
+        let _ = (at, progress);
+        Ok(ControlFlow::Continue(()))
+    }
+
     /// Everything a cache with the same options needs to continue from here. Keys, values and residuals are copied.
     ///
     /// # Errors
@@ -249,6 +293,48 @@ pub trait CacheBackend: fmt::Debug + Send {
     fn set_state(&mut self, state: &State) -> Result<(), CacheError> {
         let _ = state;
         Err(unsupported("continue from a state"))
+    }
+
+    /// Adds the sequences of another cache of the same kind behind those of this batch. `other` is its state. To
+    /// replace a sequence, [select](Self::select_sequences) the others and join the new one. To take a sequence out as
+    /// a cache of its own, select it in a [`fork`](Self::fork).
+    ///
+    /// # Errors
+    /// Those of [`state`](Self::state) and [`set_state`](Self::set_state), [`State`](CacheError::State) if one of the two
+    /// is parked and the model has sliding windows, and [`StepBytes`](CacheError::StepBytes) with a byte budget.
+    /// Nothing has changed then.
+    ///
+    /// # Cost
+    /// The entries of both are copied.
+    ///
+    /// ```
+    /// # #[cfg(feature = "model")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use kv_direct::{CacheBackend, FullKv};
+    /// # use kv_direct::{burn::tensor::Device, model::{Decoder, DecoderConfig}};
+    /// # let decoder = Decoder::from_weights(DecoderConfig::new(97, 64, 3, 4, 2), &Device::flex(), |_, shape| {
+    /// #     Ok::<_, std::convert::Infallible>(vec![0.01; shape.iter().product()])
+    /// # })?;
+    ///
+    /// let (mut batch, mut one) = (FullKv::new(&decoder.shape()), FullKv::new(&decoder.shape()));
+    /// decoder.forward(vec![vec![3, 1, 4], vec![1, 5]], &mut batch)?;
+    /// decoder.forward(&[9, 2, 6, 5][..], &mut one)?;
+    /// batch.join(&one.state()?)?;
+    /// assert_eq!(batch.lengths(), [3, 2, 4]);
+    /// // The second leaves, as a cache of its own.
+    /// let mut left = batch.fork();
+    /// left.select_sequences(&[1])?;
+    /// batch.select_sequences(&[0, 2])?;
+    /// assert_eq!((left.lengths(), batch.lengths()), (&[2][..], &[3, 4][..]));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "model"))]
+    /// # fn main() {}
+    /// ```
+    fn join(&mut self, other: &State) -> Result<(), CacheError> {
+        let mut joined = self.state()?;
+        joined.join(other)?;
+        self.set_state(&joined)
     }
 
     /// Makes the cache as new, whatever happened before.

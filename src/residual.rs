@@ -25,7 +25,7 @@ mod saved;
 mod setup;
 mod step_plan;
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 pub(crate) use self::plan::Flow;
 use self::{
@@ -33,13 +33,13 @@ use self::{
 };
 pub use self::{
     config::ResidualConfig,
-    park::ResumeProgress,
     plan::{Plan, Retain},
 };
+pub use crate::cache::ResumeProgress;
 use crate::{
     cache::{
         CacheBackend, CacheError, CachedPositions, Draft, KeysValues, LayerIndex, ModelShape,
-        Observation, Span, State, Step,
+        Observation, ReplayAt, Span, State, Step,
     },
     exact::Conformance,
     memory::MemoryReport,
@@ -302,6 +302,14 @@ impl CacheBackend for ResidualCheckpoint {
         Ok(())
     }
 
+    fn resume(
+        &mut self,
+        at: &ReplayAt<'_>,
+        progress: &mut (dyn FnMut(ResumeProgress) -> ControlFlow<()> + Send),
+    ) -> Result<ControlFlow<()>, CacheError> {
+        Self::resume(self, at, progress)
+    }
+
     fn state(&self) -> Result<State, CacheError> {
         self.tracker.check_no_draft()?;
         self.setup
@@ -313,6 +321,17 @@ impl CacheBackend for ResidualCheckpoint {
         self.setup
             .refuse_certified("continue from a state: certificates are of one process")?;
         *self = self.restored(state)?;
+        Ok(())
+    }
+
+    fn join(&mut self, other: &State) -> Result<(), CacheError> {
+        let mut joined = self.state()?;
+        self.join_written(&mut joined, other)?;
+        let mut cache = self.restored(&joined)?;
+        let lengths = cache.lengths().to_vec();
+        let complete = cache.affordable_for(&lengths)?;
+        cache.resident.make_room(&complete, &lengths);
+        *self = cache;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use crate::cache::CacheBackend;
 /// The methods of [`CacheBackend`] that a wrapper leaves to the backend inside it, by name.
 ///
 /// `queries` stands for `lengths`, `reach`, `cached` and `memory`; `lifecycle` for `truncate`, `begin_draft`, `end_draft`,
-/// `select_sequences`, `park`, `state` and `set_state`. Each can be named alone. A fork that is forwarded is a fork of
+/// `select_sequences`, `park`, `resume`, `state`, `set_state` and `join`. Each can be named alone. A fork that is forwarded is a fork of
 /// the inner backend, without its wrapper.
 ///
 /// ```
@@ -39,7 +39,7 @@ macro_rules! forward_backend {
     (@ lifecycle $self:ident $inner:expr) => {
         $crate::forward_backend!(
             $self => $inner;
-            truncate begin_draft end_draft select_sequences park state set_state
+            truncate begin_draft end_draft select_sequences park resume state set_state join
         );
     };
     (@ begin $self:ident $inner:expr) => {
@@ -120,6 +120,20 @@ macro_rules! forward_backend {
     (@ set_state $self:ident $inner:expr) => {
         fn set_state(&mut $self, state: &$crate::cache::State) -> Result<(), $crate::cache::CacheError> {
             $inner.set_state(state)
+        }
+    };
+    (@ resume $self:ident $inner:expr) => {
+        fn resume(
+            &mut $self,
+            at: &$crate::cache::ReplayAt<'_>,
+            progress: &mut (dyn FnMut($crate::cache::ResumeProgress) -> ::std::ops::ControlFlow<()> + Send),
+        ) -> Result<::std::ops::ControlFlow<()>, $crate::cache::CacheError> {
+            $crate::cache::CacheBackend::resume(&mut $inner, at, progress)
+        }
+    };
+    (@ join $self:ident $inner:expr) => {
+        fn join(&mut $self, other: &$crate::cache::State) -> Result<(), $crate::cache::CacheError> {
+            $inner.join(other)
         }
     };
     (@ clear $self:ident $inner:expr) => {

@@ -57,3 +57,35 @@ pub trait Replay {
         to: &Positions,
     ) -> Result<Tensor<4>, CacheError>;
 }
+
+impl<R: Replay + ?Sized> Replay for Box<R> {
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError> {
+        (**self).embed(tokens, positions)
+    }
+
+    fn project(
+        &self,
+        residual: Tensor<3>,
+        positions: &Positions,
+    ) -> Result<Projection, CacheError> {
+        (**self).project(residual, positions)
+    }
+
+    fn forward(
+        &self,
+        residual: Tensor<3>,
+        positions: &Positions,
+        keys_values: &KeysValues,
+    ) -> Result<Tensor<3>, CacheError> {
+        (**self).forward(residual, positions, keys_values)
+    }
+
+    fn rotate(
+        &self,
+        keys: Tensor<4>,
+        from: &Positions,
+        to: &Positions,
+    ) -> Result<Tensor<4>, CacheError> {
+        (**self).rotate(keys, from, to)
+    }
+}

@@ -42,7 +42,7 @@ pub struct State {
     backend: String,
     options: Fields,
     model: Fields,
-    values: BTreeMap<String, StateValue>,
+    pub(super) values: BTreeMap<String, StateValue>,
 }
 
 /// One value of a [`State`].

@@ -7,19 +7,9 @@ use super::{
     step_plan::{Beside, StepPlan},
 };
 use crate::{
-    cache::{CacheError, LayerIndex, Replay},
+    cache::{CacheError, LayerIndex, Replay, ResumeProgress},
     exact::in_pool,
 };
-
-/// How far a [`resume`](ResidualCheckpoint::resume) has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ResumeProgress {
-    /// Layers rebuilt.
-    pub done: usize,
-    /// Layers of the model.
-    pub layers: usize,
-}
 
 impl ResidualCheckpoint {
     /// Rebuilds the hot entries that [`park`](crate::cache::CacheBackend::park) or a deep truncation dropped, so that
@@ -104,22 +94,14 @@ impl ResidualCheckpoint {
         let layers = self.setup.shape.layers();
         let (mut resumed, held_twice) = self.begin_resume()?;
         for layer in 0..layers {
-            let done = ResumeProgress {
-                done: layer,
-                layers,
-            };
-            if progress(done).is_break() {
+            if progress(ResumeProgress::new(layer, layers)).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             if resumed.step.flow[layer].enters {
                 resumed.read(layer, None, &at(LayerIndex::new(layer)))?;
             }
         }
-        let done = ResumeProgress {
-            done: layers,
-            layers,
-        };
-        if progress(done).is_break() {
+        if progress(ResumeProgress::new(layers, layers)).is_break() {
             return Ok(ControlFlow::Break(()));
         }
         resumed.finish();

@@ -27,6 +27,20 @@ impl ResidualCheckpoint {
         state
     }
 
+    /// Adds the sequences of `other` to a state of this cache. Without sliding windows, parked sequences and others stand
+    /// side by side.
+    pub(super) fn join_written(&self, state: &mut State, other: &State) -> Result<(), CacheError> {
+        let shape = &self.setup.shape;
+        if (0..shape.layers()).any(|layer| shape.slides(layer)) {
+            return state.join(other);
+        }
+        let mut other = other.clone();
+        for state in [&mut *state, &mut other] {
+            state.insert("parked", StateValue::Integers(vec![0]));
+        }
+        state.join(&other)
+    }
+
     /// A state of this kind without entries.
     fn kind(&self) -> State {
         let plan = &self.setup.plan;

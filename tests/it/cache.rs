@@ -4,6 +4,7 @@ mod batches;
 mod drafts;
 mod forged_states;
 mod independence;
+mod joins;
 mod live_bytes;
 mod long_runs;
 mod memory;

@@ -122,7 +122,7 @@ fn an_open_step_refuses_all_but_loading_and_clear() {
         }
         if let Held::Residual(cache) = &mut run.held {
             let go_on = |_| std::ops::ControlFlow::Continue(());
-            poisoned(cache.resume(|layer| decoder.at(layer), go_on).map(drop));
+            poisoned((**cache).resume(|layer| decoder.at(layer), go_on).map(drop));
         }
         assert_eq!(seen(run.held.get(), decoder.shape().layers()), before);
         let file = std::fs::read(&path).expect("it is there");

@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{CacheBackend, Draft},
+    cache::{CacheBackend, Draft, ResumeProgress},
     model::{Decoder, DecoderConfig},
-    residual::{Plan, ResidualCheckpoint, ResidualConfig, ResumeProgress},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig},
 };
 
 use crate::support::{

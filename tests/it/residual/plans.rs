@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use kv_direct::{
-    cache::{CacheBackend, CacheError, State},
+    cache::{CacheBackend, CacheError, ResumeProgress, State},
     model::Decoder,
     policy::FullKv,
-    residual::{Plan, ResidualCheckpoint, ResidualConfig, ResumeProgress, Retain},
+    residual::{Plan, ResidualCheckpoint, ResidualConfig, Retain},
 };
 use proptest::prelude::*;
 

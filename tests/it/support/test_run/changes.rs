@@ -227,7 +227,7 @@ impl TestRun {
         };
         let before = seen(cache, self.decoder.shape().layers());
         let decoder = &self.decoder;
-        let resumed = cache.resume(
+        let resumed = (**cache).resume(
             |layer| decoder.at(layer),
             |progress| match layers {
                 Some(layers) if progress.done >= layers => ControlFlow::Break(()),
