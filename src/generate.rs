@@ -1,5 +1,6 @@
 //! Decoding over token ids: from a prompt to an iterator over generated ids. Works without text and prints nothing.
 
+mod batch;
 mod sampling;
 
 use std::{
@@ -14,7 +15,10 @@ use std::{
 
 use burn::tensor::TensorReadError;
 
-pub use self::sampling::{Sampler, Sampling, SamplingError};
+pub use self::{
+    batch::BatchGeneration,
+    sampling::{Sampler, Sampling, SamplingError},
+};
 use crate::{
     cache::{CacheBackend, TokenIds},
     model::{Decoder, ForwardError, Input},

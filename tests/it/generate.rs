@@ -1,5 +1,6 @@
 //! Decoding over token ids.
 
+mod batch;
 mod filters;
 mod generation;
 mod sampling;
