@@ -1,22 +1,16 @@
 //! Decoding over token ids: from a prompt to an iterator over generated ids. Works without text and prints nothing.
 
 mod batch;
+mod cancel;
 mod sampling;
 
-use std::{
-    borrow::Borrow,
-    collections::VecDeque,
-    iter::FusedIterator,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{borrow::Borrow, collections::VecDeque, iter::FusedIterator};
 
 use burn::tensor::TensorReadError;
 
 pub use self::{
     batch::BatchGeneration,
+    cancel::Cancel,
     sampling::{Sampler, Sampling, SamplingError},
 };
 use crate::{
@@ -63,38 +57,6 @@ pub enum FinishReason {
     Length,
     /// [`Cancel::cancel`] was called.
     Cancelled,
-}
-
-/// Ends a [`Generation`] from another thread. Clones are one switch.
-///
-/// ```
-/// use kv_direct::generate::Cancel;
-///
-/// let cancel = Cancel::new();
-/// let other = cancel.clone();
-/// std::thread::spawn(move || other.cancel()).join().unwrap();
-/// assert!(cancel.is_cancelled());
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// A switch that is off.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Switches it on, for good.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it is on.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// An iterator over generated ids. An id is that of the largest logit (the lowest of equals), or drawn by a

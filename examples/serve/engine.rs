@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use kv_direct::{
     CacheBackend as _, ResidualCheckpoint,
     cache::{CacheError, TokenIds},
@@ -195,6 +195,12 @@ impl Engine {
                 return;
             }
             let parked = self.parked.get(&waiting.conversation);
+            let held = parked.map_or(0, |(cache, _)| cache.lengths().iter().sum());
+            if let Err(error) = self.fits(&waiting, held) {
+                // The client may have left.
+                let _ = waiting.done.send(Err(error));
+                continue;
+            }
             let joined = match parked {
                 Some((cache, _)) => cache.state().and_then(|state| self.batch.join(&state)),
                 None => self.add_empty(),
@@ -211,10 +217,27 @@ impl Engine {
                     self.queue.push_front(waiting);
                     return;
                 }
-                // The client may have left.
-                Err(error) => drop(waiting.done.send(Err(error.into()))),
+                Err(error) => {
+                    let _ = waiting.done.send(Err(error.into()));
+                }
             }
         }
+    }
+
+    /// Checks what a decoder would refuse: a step of many conversations must not fail because of one.
+    fn fits(&self, waiting: &Waiting, held: usize) -> Result<()> {
+        let config = self.model.decoder.config();
+        let (needed, most) = (
+            held + waiting.due.len() + waiting.most,
+            config.max_positions,
+        );
+        ensure!(
+            needed < most,
+            "the conversation would have {needed} tokens, the model has {most} positions"
+        );
+        let unknown = waiting.due.iter().find(|&&id| id as usize >= config.vocab);
+        ensure!(unknown.is_none(), "the model has no id {unknown:?}");
+        Ok(())
     }
 
     /// Adds a sequence without tokens to the batch: a copy of another, truncated.
@@ -272,11 +295,15 @@ impl Engine {
         }
     }
 
-    /// After a refused step: the newest conversation waits until others have left. If it is alone, it cannot go on.
+    /// After a refused step: the newest conversation waits until others have left. If it is alone, or if the step was
+    /// not refused for its bytes, it cannot go on.
     fn make_room(&mut self, refused: &ForwardError) {
         let (waiting, cache) = self.leave(self.active.len() - 1);
         let bytes = matches!(refused, ForwardError::Cache(CacheError::StepBytes { .. }));
-        self.parked.insert(waiting.conversation, (cache, None));
+        // In the first step of a batch nothing has been processed.
+        if !cache.lengths().is_empty() {
+            self.parked.insert(waiting.conversation, (cache, None));
+        }
         if bytes && !self.active.is_empty() {
             self.queue.push_front(waiting);
         } else {
