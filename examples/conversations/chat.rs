@@ -5,9 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use kv_direct::{
     cache::CacheBackend,
-    generate::argmax,
+    generate::Generation,
     memory::MemoryReport,
-    model::Input,
     policy::FullKv,
     pretrained::Pretrained,
     text::{Message, Tokenizer},
@@ -73,7 +72,6 @@ pub(crate) struct Reply {
 }
 
 /// Generates at most `new` ids after the text `ids`. Calls `after_step` after every step.
-// `Generation` would do, but it returns no logits.
 pub(crate) fn reply<C>(
     model: &Pretrained,
     cache: &mut C,
@@ -84,26 +82,22 @@ pub(crate) fn reply<C>(
 where
     C: CacheBackend,
 {
+    let held = cache.lengths().first().copied().unwrap_or(0);
+    let generation = Generation::new(&model.decoder, cache, &ids[held..])?;
+    let mut generation = generation.with_eos(&model.eos).with_max_new(new);
     let (mut first, mut reply) = (None, Vec::new());
-    let mut due = ids[cache.lengths()[0]..].to_vec();
-    loop {
-        let input = Input::from(&due[..]).last_only();
-        let logits = model.decoder.forward(input, cache)?;
-        let logits: Vec<f32> = logits.try_into_vec_as()?;
-        after_step(cache);
-        let id = argmax(&logits).context("the logits are not finite")?;
-        reply.push(id);
-        let (first, first_logits) = first.get_or_insert_with(|| (Instant::now(), logits.clone()));
-        if reply.len() == new || model.eos.contains(&id) {
-            return Ok(Reply {
-                ids: reply,
-                first: *first,
-                first_logits: std::mem::take(first_logits),
-                last_logits: logits,
-            });
-        }
-        due = vec![id];
+    while let Some(id) = generation.next() {
+        reply.push(id?);
+        after_step(&**generation.cache());
+        first.get_or_insert_with(|| (Instant::now(), generation.logits().to_vec()));
     }
+    let (first, first_logits) = first.context("a reply has an id")?;
+    Ok(Reply {
+        ids: reply,
+        first,
+        first_logits,
+        last_logits: generation.logits().to_vec(),
+    })
 }
 
 /// A turn of a chat that runs alone.

@@ -27,8 +27,8 @@ const STEPS: [usize; 8] = [1, 65, 1, 1, 3, 130, 1, 16];
 impl Conformance {
     /// Runs a decoder of your own and compares every bit: that of `text` in one step with that of `text` in many steps,
     /// and with what its [`Replay`](crate::cache::Replay) returns for a few tokens at a time, at several offsets.
-    /// `step` runs exactly one step of the decoder for these tokens on this cache. Of the last block only keys and values are
-    /// compared: no cache replays it.
+    /// `step` runs exactly one step of the decoder for these tokens on this cache. Of the last block only keys and values
+    /// are compared: no cache replays it.
     ///
     /// The first 515 tokens of the text are used. A shorter text leaves out longer calls; one of less than 2 tokens
     /// leaves out everything, and the report does not cover the decoder. Tokens that `step` does not hand to the cache

@@ -163,9 +163,9 @@ fn entries_that_are_moved_break_a_law() {
 
 /// Takes every report of attention.
 #[derive(Debug, Clone)]
-struct Gullible(FullKv);
+struct Unchecked(FullKv);
 
-impl CacheBackend for Gullible {
+impl CacheBackend for Unchecked {
     fn observe(&mut self, _: LayerIndex, _: Observed) -> Result<(), CacheError> {
         Ok(())
     }
@@ -180,7 +180,7 @@ impl CacheBackend for Gullible {
 #[test]
 #[should_panic(expected = "an invalid step was accepted")]
 fn a_report_that_nobody_asked_for_must_be_refused() {
-    let contract = Contract::lossless(|shape, _, _| Gullible(FullKv::new(shape)));
+    let contract = Contract::lossless(|shape, _, _| Unchecked(FullKv::new(shape)));
     check("a_failed_step_needs_a_clear", &contract, &Device::flex());
 }
 
