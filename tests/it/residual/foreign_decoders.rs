@@ -1,10 +1,14 @@
 //! Decoders of other crates, of every kind of block: exact where they repeat bits, certified where they do not.
 
-use burn::tensor::{DType, Device};
+use std::{collections::BTreeMap, sync::Mutex};
+
+use burn::tensor::{DType, Device, Tensor};
 use kv_direct::{
-    cache::{CacheBackend, CacheError, TokenIds},
+    cache::{CacheBackend, CacheError, KeysValues, LayerIndex, Projection, Replay, Span, TokenIds},
     exact::{CheckKind, Conformance},
+    forward_backend,
     policy::{FullKv, StreamingLlm, StreamingLlmConfig},
+    positions::Positions,
     residual::{Plan, ResidualCheckpoint, ResidualConfig, Retain},
 };
 use proptest::{prelude::*, test_runner::TestCaseError};
@@ -157,32 +161,86 @@ fn a_decoder_on_stock_operations_has_the_bits_of_full_kv_by_certificates() {
     });
 }
 
-/// A block is certified while the text is short, and rebuilt when it is long. The softmax of burn adds up in an order
-/// that depends on the number of slots, those with probability 0 included.
+/// The entries that each call of `forward` may read, by layer and by the positions of the call.
+type Calls = Mutex<BTreeMap<(usize, Vec<usize>), usize>>;
+
+/// Notes what a replay is given.
+struct Noting<'a> {
+    replay: &'a dyn Replay,
+    layer: usize,
+    calls: &'a Calls,
+}
+
+impl Replay for Noting<'_> {
+    fn embed(&self, tokens: &TokenIds, positions: &Positions) -> Result<Tensor<3>, CacheError> {
+        self.replay.embed(tokens, positions)
+    }
+
+    fn project(&self, x: Tensor<3>, positions: &Positions) -> Result<Projection, CacheError> {
+        self.replay.project(x, positions)
+    }
+
+    fn forward(
+        &self,
+        residual: Tensor<3>,
+        positions: &Positions,
+        keys_values: &KeysValues,
+    ) -> Result<Tensor<3>, CacheError> {
+        let used = |position: &&usize| **position != Positions::EMPTY;
+        let segments = keys_values.segments(0).iter();
+        let readable = segments.map(|segment| segment.positions(0).iter().filter(used).count());
+        let (call, readable) = (positions.slots(0, 0).to_vec(), readable.sum());
+        let before = self
+            .calls
+            .lock()
+            .expect("no panic")
+            .insert((self.layer, call), readable);
+        assert_eq!(before.unwrap_or(readable), readable, "layer {}", self.layer);
+        self.replay.forward(residual, positions, keys_values)
+    }
+
+    fn rotate(
+        &self,
+        keys: Tensor<4>,
+        from: &Positions,
+        to: &Positions,
+    ) -> Result<Tensor<4>, CacheError> {
+        self.replay.rotate(keys, from, to)
+    }
+}
+
+#[derive(Debug)]
+struct Noted(ResidualCheckpoint, Calls);
+
+impl CacheBackend for Noted {
+    fn keys_values(&mut self, layer: LayerIndex, span: Span<'_>) -> Result<KeysValues, CacheError> {
+        let replay = Noting {
+            replay: span.replay,
+            layer: layer.index(),
+            calls: &self.1,
+        };
+        let span = Span::new(span.positions, span.residual, span.projection, &replay);
+        self.0.keys_values(layer, span)
+    }
+
+    forward_backend!(self => self.0; begin wants observe commit queries lifecycle clear fork);
+}
+
+/// A certificate is about a call. So the call that rebuilds a chunk is the same when the text has grown.
 #[test]
-fn a_certificate_holds_when_the_text_has_grown() {
-    let kind = Kind {
-        layers: 3,
-        inner: 1,
-        head_dim: 8,
-        context: 700,
-        fused: false,
-        layer_norm: false,
-        biases: false,
-        place: Place::Rotary,
-        stock: true,
-        ..Kind::gpt2(48, 1, 3)
-    };
-    let decoder = Foreign::new(kind, 0);
+fn a_chunk_that_was_certified_is_rebuilt_by_the_same_call() {
+    let decoder = Foreign::new(Kind::gpt2(64, 4, 3), 0);
     let shape = decoder.shape();
     let report = Conformance::of(&shape.kernels, &Device::flex(), DType::F32);
     let config = ResidualConfig::new(Plan::tokens(&shape).with_hot(8)).even_if_larger();
-    let mut found = ResidualCheckpoint::new(&shape, &report, config).expect("it certifies");
+    let found = ResidualCheckpoint::new(&shape, &report, config).expect("it certifies");
+    let mut found = Noted(found, Calls::default());
     let mut full = FullKv::new(&shape);
     let caches: [&mut dyn CacheBackend; 2] = [&mut found, &mut full];
-    let steps = text(&[200, 75, 65, 71, 70]);
+    let steps = text(&[200, 75, 1, 65, 71, 1, 70]);
     assert_eq!(differing(&decoder, caches, &steps).expect("it runs"), 0);
-    assert!(found.memory().blocks_certified > 0);
+    assert!(found.0.memory().blocks_certified > 0);
+    assert!(found.1.into_inner().expect("no panic").len() > 4);
 }
 
 /// Products of burn sum one row in another order than many.
