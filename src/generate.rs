@@ -235,11 +235,7 @@ where
             if !more {
                 let position = self.cache.lengths().first().copied().unwrap_or(0);
                 self.logits = logits.try_into_vec_as::<f32>().map_err(Box::new)?;
-                if self.logits.iter().any(|logit| !logit.is_finite()) {
-                    return Err(GenerateError::NotFinite { position });
-                }
-                let id = self.sampler.choose(&self.logits);
-                let id = id.ok_or(GenerateError::AllBanned { position })?;
+                let id = choose(&mut self.sampler, &self.logits, position)?;
                 self.due.push_back(vec![id]);
                 return Ok(Some(id));
             }
@@ -277,6 +273,15 @@ where
     D: Borrow<Decoder>,
     C: CacheBackend,
 {
+}
+
+/// The id that a sampler chooses after `position` tokens.
+fn choose(sampler: &mut Sampler, logits: &[f32], position: usize) -> Result<u32, GenerateError> {
+    if logits.iter().any(|logit| !logit.is_finite()) {
+        return Err(GenerateError::NotFinite { position });
+    }
+    let id = sampler.choose(logits);
+    id.ok_or(GenerateError::AllBanned { position })
 }
 
 /// The index of the largest logit, the lowest of equals. A logit of negative infinity is a ban and never chosen. `None`

@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, iter::FusedIterator};
 
-use super::{Cancel, FinishReason, GenerateError, Sampler, Sampling};
+use super::{Cancel, FinishReason, GenerateError, Sampler, Sampling, choose};
 use crate::{
     cache::{CacheBackend, TokenIds},
     model::{Decoder, Input},
@@ -178,11 +178,7 @@ impl Sequence {
         eos: &[u32],
     ) -> Result<u32, GenerateError> {
         self.logits = logits.to_vec();
-        if logits.iter().any(|logit| !logit.is_finite()) {
-            return Err(GenerateError::NotFinite { position });
-        }
-        let id = self.sampler.choose(logits);
-        let id = id.ok_or(GenerateError::AllBanned { position })?;
+        let id = choose(&mut self.sampler, logits, position)?;
         self.due = vec![id];
         self.left -= 1;
         if eos.contains(&id) {

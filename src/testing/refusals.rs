@@ -125,8 +125,10 @@ fn shifted(run: &mut TestRun<'_>, by: isize) -> Result<(), CacheError> {
     run.cache.begin(&step)
 }
 
-/// A step that ended midway cannot be committed. A report of attention that was not asked for fails the step. Until `clear`, which makes the cache as new, every call that could
-/// change the cache returns [`Poisoned`](CacheError::Poisoned). A step that is begun twice is refused as well.
+/// A step that ended midway cannot be committed. A report of attention that was not asked for fails the step.
+///
+/// Until `clear`, which makes the cache as new, every call that could change the cache returns
+/// [`Poisoned`](CacheError::Poisoned). A step that is begun twice is refused as well.
 ///
 /// # Panics
 /// If the law is broken.

@@ -62,12 +62,15 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    fn slides(&self) -> bool {
+        self.shape.windows.iter().any(Option::is_some)
+    }
+
     /// The estimate is met where nothing is held that could be dropped, and so is a budget in which entries are dropped.
     fn check(&self, plan: &Plan, bytes: usize) {
         let config = ResidualConfig::new(plan.clone()).even_if_larger();
         // Sliding windows hold more towards the end of a step than within a call: that is scratch, too.
-        let windows = self.shape.windows.iter().any(Option::is_some);
-        self.measure(config.clone(), bytes, self.tight && !windows);
+        self.measure(config.clone(), bytes, self.tight && !self.slides());
         // Entries that are certified may stay.
         let budget = bytes * if self.certified { 2 } else { 1 };
         if budget < self.shape.keys_values_per_token() * self.context {
@@ -87,7 +90,7 @@ impl Subject<'_> {
             most: 0,
         };
         // A longer step would leave more in sliding windows than a small budget allows.
-        let size = match self.shape.windows.iter().any(Option::is_some) {
+        let size = match self.slides() {
             true => STEP,
             false => prompt.len(),
         };
@@ -131,7 +134,7 @@ impl Subject<'_> {
         let planner = Planner::new(&self.shape, &throughput, self.context).expect("sizes");
         // Buffers that kernels make once do not belong to a cache.
         self.warm();
-        if self.shape.windows.iter().any(Option::is_some) {
+        if self.slides() {
             let planner = planner.with_steps_of(STEP);
             let budget = planner.smallest();
             return self.check(&planner.plan(budget).expect("the smallest"), budget);
